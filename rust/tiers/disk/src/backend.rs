@@ -1,4 +1,4 @@
-//! What redb keeps an index in: a file behind the door, or a copy in memory.
+//! The storage that redb keeps an index in: a file behind the door, or a copy in memory.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -85,7 +85,8 @@ impl Refused {
         })
     }
 
-    /// The same for a call whose numbers come from the file: what makes no sense to the system is damage.
+    /// Notes that a call was refused whose arguments come from the file. Arguments that make no sense to the system
+    /// are damage, and are not noted.
     fn asked<T>(&self, outcome: io::Result<T>) -> io::Result<T> {
         if let Err(error) = &outcome
             && !matches!(

@@ -9,11 +9,11 @@ use crate::connect::{self, clear, close};
 use crate::crew;
 use crate::door::ALIGNMENT;
 use crate::handle::DiskHandle;
-use crate::job::{Direction, Job, Subject};
+use crate::job::{CopyDirection, DiskJob, Subject};
 use crate::lock;
 use crate::options::DiskOptions;
 use crate::shape::{capacity, shapes};
-use crate::shared::Shared;
+use crate::shared::DiskShared;
 use crate::stats::DiskFailure;
 use crate::store::buffer;
 use crate::trouble::Trouble;
@@ -28,13 +28,13 @@ use hybrid_pages_tiers::name_of;
 /// Slots of all tiers must have names: a disk takes at most half of them.
 const MOST_SLOTS: u64 = 1 << 29;
 
-/// A tier on a local disk. See the module's documentation.
+/// A tier on a local disk. See the documentation of the crate.
 pub struct Disk {
     room: Room,
-    shared: Arc<Shared>,
+    shared: Arc<DiskShared>,
     queue_slots: u64,
     checked: Instant,
-    /// What the room was made for.
+    /// The quota that the room was made for.
     quota: u64,
 }
 
@@ -70,7 +70,7 @@ impl Disk {
         let queue_slots = options.queue_bytes / slot_bytes.max(1) as u64;
         let sizes = (geometry.ranks(), slot_bytes);
         let policy = Learner::new(policy);
-        let shared = Arc::new(Shared::new(options, shapes, sizes, policy.clone()));
+        let shared = Arc::new(DiskShared::new(options, shapes, sizes, policy.clone()));
         match shared.take_lane() {
             Ok(_) => {}
             Err(Trouble::Refused(error)) => return Err(error),
@@ -90,7 +90,7 @@ impl Disk {
         })
     }
 
-    /// To connect it and to count.
+    /// A handle, which connects the disk and has its counts.
     #[must_use]
     pub fn handle(&self) -> DiskHandle {
         DiskHandle(Arc::clone(&self.shared))
@@ -125,9 +125,9 @@ impl Disk {
         let hangs = oldest.is_some_and(late)
             || late(progress) && {
                 // A write that waits for its cell, while a directory is removed, is no sign of a hang.
-                let since = |job: &Arc<Job>| match job.direction {
-                    Direction::Read => Some(job.begun),
-                    Direction::Write => job.started(),
+                let since = |job: &Arc<DiskJob>| match job.direction {
+                    CopyDirection::Read => Some(job.begun),
+                    CopyDirection::Write => job.started(),
                 };
                 let book = lock(&shared.book);
                 book.running.values().filter_map(since).any(late)
@@ -140,13 +140,13 @@ impl Disk {
         }
     }
 
-    fn start(&self, job: Arc<Job>) {
+    fn start(&self, job: Arc<DiskJob>) {
         let shared = &self.shared;
         let mut book = lock(&shared.book);
         if book.running.is_empty() {
             lock(&shared.health).moved();
         }
-        if job.direction == Direction::Write {
+        if job.direction == CopyDirection::Write {
             book.undo_write(&job.name);
             book.writing.insert(job.name, Arc::clone(&job));
         }
@@ -180,7 +180,7 @@ impl Disk {
 }
 
 /// Tries the device on a thread of its own, which may hang, too.
-fn try_again(shared: &Arc<Shared>) {
+fn try_again(shared: &Arc<DiskShared>) {
     let trial = Arc::clone(shared);
     let tried = move || {
         let connected = lock(&trial.book).connected;
@@ -201,7 +201,7 @@ fn try_again(shared: &Arc<Shared>) {
 }
 
 /// Whether the store that could not be opened at the start can be opened now.
-fn opens(shared: &Arc<Shared>) -> bool {
+fn opens(shared: &Arc<DiskShared>) -> bool {
     match connect::open(shared) {
         Ok(()) => true,
         Err(Trouble::Passing(reason, what)) => {
@@ -218,7 +218,7 @@ fn opens(shared: &Arc<Shared>) -> bool {
 }
 
 /// Whether a few bytes can be written and read.
-fn probe(shared: &Shared) -> bool {
+fn probe(shared: &DiskShared) -> bool {
     let direct = lock(&shared.book).store.as_ref().map(|store| store.direct);
     let outcome = || -> std::io::Result<()> {
         let door = &shared.options.door;
@@ -272,7 +272,7 @@ impl Below for Disk {
             return self.end(copy, Err(refused("a disk that takes writes", "a panic")));
         }
         let mut book = lock(&shared.book);
-        let same = |record: &crate::book::Record| record.place.sums[..] == *checksums;
+        let same = |record: &crate::book::DiskEntry| record.place.sums[..] == *checksums;
         if book.entries.get(&name).is_some_and(same) {
             book.know(&name);
             drop(book);
@@ -298,7 +298,13 @@ impl Below for Disk {
             sums: checksums.into(),
             cell: None,
         };
-        self.start(Job::new(copy, Direction::Write, subject, store, shape));
+        self.start(DiskJob::new(
+            copy,
+            CopyDirection::Write,
+            subject,
+            store,
+            shape,
+        ));
     }
 
     fn read(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId]) {
@@ -339,7 +345,13 @@ impl Below for Disk {
             sums: place.sums,
             cell: Some(place.cell),
         };
-        self.start(Job::new(copy, Direction::Read, subject, store, shape));
+        self.start(DiskJob::new(
+            copy,
+            CopyDirection::Read,
+            subject,
+            store,
+            shape,
+        ));
     }
 
     fn poll(&mut self, ended: &mut Vec<CopyEnd>) {

@@ -1,4 +1,4 @@
-//! What a disk has, in memory: entries, cells, and who goes when room is needed.
+//! The book: which entries and cells a disk has, in memory, and which go when room is needed.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
@@ -7,10 +7,10 @@ use std::sync::Arc;
 use crate::cells::Cells;
 use crate::door::Door;
 use crate::folder::Other;
-use crate::format::{Change, Place};
-use crate::job::Job;
-use crate::shape::Shape;
-use crate::store::Store;
+use crate::format::{Change, IndexRecord};
+use crate::job::DiskJob;
+use crate::shape::CellShape;
+use crate::store::DiskStore;
 use hybrid_pages::tier::CopyId;
 use hybrid_pages_tiers::Name;
 
@@ -20,25 +20,26 @@ const USE_SECONDS: u64 = 60;
 
 /// An entry that is whole on disk.
 #[derive(Debug)]
-pub(crate) struct Record {
-    pub(crate) place: Place,
+pub(crate) struct DiskEntry {
+    pub(crate) place: IndexRecord,
     /// Whether this cache knows it: has written it, or has found it again.
     pub(crate) known: bool,
 }
 
-/// What a lookup learns of an entry.
+/// The result of a lookup of an entry.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
-    /// Its checksums, one per rank.
+    /// Checksums of the entry, one per rank.
     pub(crate) sums: Vec<u64>,
-    /// Milliseconds since its last use, if an earlier process left it.
+    /// Milliseconds since the last use, if an earlier process left the entry.
     pub(crate) unused: Option<u64>,
 }
 
-/// What was used longest ago goes first, then the deepest block, then its checkpoint before its page.
-type Turn = (u64, Reverse<u32>, Reverse<usize>, Name);
+/// The order in which entries go: the one used longest ago first, then the deepest block, then the checkpoint of a
+/// block before its page.
+type EvictionTurn = (u64, Reverse<u32>, Reverse<usize>, Name);
 
-fn turn(name: &Name, place: &Place) -> Turn {
+fn turn(name: &Name, place: &IndexRecord) -> EvictionTurn {
     (
         place.used,
         Reverse(place.block),
@@ -54,10 +55,10 @@ pub(crate) struct Trash {
     pub(crate) bytes: u64,
 }
 
-/// What makes room next.
+/// What is to go to make room.
 #[derive(Debug)]
 pub(crate) enum Victim {
-    /// It has gone already.
+    /// An entry, which has gone already.
     Entry,
     /// A stale cell is to be punched.
     Cell(usize, u64),
@@ -65,37 +66,37 @@ pub(crate) enum Victim {
     Directory(Trash),
     /// Somebody makes room at this moment.
     Wait,
-    /// There is none.
+    /// Nothing can go.
     Nobody,
 }
 
-/// Everything that is known of a disk. Its bytes never exceed the quota when a cell is taken.
+/// Everything that is known of a disk. When a cell is taken, all bytes together do not exceed the quota.
 #[derive(Debug)]
 pub(crate) struct Book {
-    /// For the time.
+    /// Tells the time.
     door: Arc<dyn Door>,
     pub(crate) quota: u64,
-    pub(crate) store: Option<Arc<Store>>,
+    pub(crate) store: Option<Arc<DiskStore>>,
     pub(crate) epoch: u64,
-    /// Whether it has had a store.
+    /// Whether a store has been opened.
     pub(crate) connected: bool,
-    /// Cleared before.
+    /// Whether the disk was cleared before a store was opened.
     pub(crate) cleared_early: bool,
-    pub(crate) entries: HashMap<Name, Record>,
+    pub(crate) entries: HashMap<Name, DiskEntry>,
     /// Entries that this cache does not know, those to go first in front.
-    left: BTreeSet<Turn>,
+    left: BTreeSet<EvictionTurn>,
     cells: Vec<Cells>,
     /// Reads of a cell that are under way, and whether it is to be given back with the last.
     reading: HashMap<(usize, u64), (u32, bool)>,
     /// Writes under way that somebody wants.
-    pub(crate) writing: HashMap<Name, Arc<Job>>,
+    pub(crate) writing: HashMap<Name, Arc<DiskJob>>,
     /// Copies that have not ended.
-    pub(crate) running: HashMap<CopyId, Arc<Job>>,
-    /// For the index.
+    pub(crate) running: HashMap<CopyId, Arc<DiskJob>>,
+    /// Changes that the index has not got yet.
     pub(crate) changes: Vec<Change>,
     /// Entries written since the start.
     pub(crate) published: u64,
-    /// So many of them outlive the process.
+    /// How many of the published entries outlive the process.
     pub(crate) durable: u64,
     /// Other identities, the one used longest ago in front.
     pub(crate) others: VecDeque<Other>,
@@ -105,7 +106,7 @@ pub(crate) struct Book {
 }
 
 impl Book {
-    pub(crate) fn new(quota: u64, shapes: &[Shape], door: Arc<dyn Door>) -> Self {
+    pub(crate) fn new(quota: u64, shapes: &[CellShape], door: Arc<dyn Door>) -> Self {
         Self {
             door,
             quota,
@@ -128,8 +129,8 @@ impl Book {
         }
     }
 
-    /// Starts with what an index had.
-    pub(crate) fn fill(&mut self, shapes: &[Shape], places: Vec<(Name, Place)>) {
+    /// Takes over the content of an index.
+    pub(crate) fn fill(&mut self, shapes: &[CellShape], places: Vec<(Name, IndexRecord)>) {
         for (class, shape) in shapes.iter().enumerate() {
             let of_it = places.iter().filter(|(_, place)| place.class == class);
             let taken: Vec<u64> = of_it.map(|(_, place)| place.cell).collect();
@@ -138,7 +139,7 @@ impl Book {
         for (name, place) in places {
             self.left.insert(turn(&name, &place));
             let known = false;
-            self.entries.insert(name, Record { place, known });
+            self.entries.insert(name, DiskEntry { place, known });
         }
     }
 
@@ -174,7 +175,7 @@ impl Book {
         !self.left.is_empty() && self.others.is_empty() && needed > self.quota
     }
 
-    /// What is to be known of an entry, which counts as used and known from now on.
+    /// Looks an entry up. It counts as used and known from now on.
     pub(crate) fn find(&mut self, name: &Name) -> Option<Finding> {
         self.store.as_ref()?;
         let record = self.entries.get(name)?;
@@ -221,24 +222,25 @@ impl Book {
         }
     }
 
-    /// What changes before there is a store is for the index, too: only a store without one has none.
-    fn change(&mut self, name: Name, place: Option<Place>) {
+    /// Notes a change for the index. Changes before a store is opened are noted, too; a store without an index needs
+    /// none.
+    fn change(&mut self, name: Name, place: Option<IndexRecord>) {
         if self.store.as_ref().is_none_or(|store| store.persistent) {
             self.changes.push((name, place));
         }
     }
 
     /// An entry is whole on disk.
-    pub(crate) fn publish(&mut self, name: Name, place: Place) {
+    pub(crate) fn publish(&mut self, name: Name, place: IndexRecord) {
         self.remove(&name);
         self.published += 1;
         self.change(name, Some(place.clone()));
-        self.entries.insert(name, Record { place, known: true });
+        self.entries.insert(name, DiskEntry { place, known: true });
     }
 
     /// An entry is gone. Its cell is given back when nobody reads it.
     pub(crate) fn remove(&mut self, name: &Name) {
-        let Some(Record { place, known }) = self.entries.remove(name) else {
+        let Some(DiskEntry { place, known }) = self.entries.remove(name) else {
             return;
         };
         if !known {
@@ -248,7 +250,7 @@ impl Book {
         self.give_cell(place.class, place.cell);
     }
 
-    /// The same, if it is still the one in that cell.
+    /// Removes an entry if it is still in that cell.
     pub(crate) fn remove_from(&mut self, name: &Name, class: usize, cell: u64) {
         let at = self
             .entries
@@ -259,7 +261,7 @@ impl Book {
         }
     }
 
-    /// Nobody wants what is being written under that name.
+    /// Undoes the write of an entry that is under way: nobody wants it any more.
     pub(crate) fn undo_write(&mut self, name: &Name) {
         if let Some(job) = self.writing.remove(name) {
             job.undo();
@@ -303,8 +305,8 @@ impl Book {
         (after <= self.quota).then(|| self.cells[class].take_new())
     }
 
-    /// What makes room next: stale cells first, then what was used longest ago of other identities and of
-    /// what earlier processes left.
+    /// Chooses what goes to make room: stale cells first, then what was used longest ago of other identities and of
+    /// entries that earlier processes left.
     pub(crate) fn next_victim(&mut self) -> Victim {
         let stale = self.cells.iter_mut().enumerate();
         let cell = stale
@@ -367,8 +369,9 @@ impl Book {
         }
     }
 
-    /// Forgets everything; writes under way are undone. What the store takes is trash under that name.
-    pub(crate) fn clear(&mut self, shapes: &[Shape], aside: Option<String>) {
+    /// Forgets everything; writes under way are undone. The bytes of the store are to be removed with the directory
+    /// `aside`.
+    pub(crate) fn clear(&mut self, shapes: &[CellShape], aside: Option<String>) {
         for (_, job) in self.writing.drain() {
             job.undo();
         }
@@ -389,7 +392,7 @@ impl Book {
 
     /// Every entry, for a new index.
     pub(crate) fn snapshot(&self) -> Vec<Change> {
-        let record = |(name, record): (&Name, &Record)| (*name, Some(record.place.clone()));
+        let record = |(name, record): (&Name, &DiskEntry)| (*name, Some(record.place.clone()));
         self.entries.iter().map(record).collect()
     }
 

@@ -15,7 +15,7 @@ pub(crate) struct Cells {
 }
 
 impl Cells {
-    /// None is taken; each takes so many bytes.
+    /// No cell is taken. A cell takes `bytes` on disk.
     pub(crate) const fn new(bytes: u64) -> Self {
         Self {
             bytes,
@@ -26,7 +26,7 @@ impl Cells {
         }
     }
 
-    /// These are taken, each named once; what lies between them is punched.
+    /// The cells in `taken`, each named once, are taken; those between them are punched.
     pub(crate) fn over(bytes: u64, taken: &[u64]) -> Self {
         let mut cells = Self::new(bytes);
         let taken: BTreeSet<u64> = taken.iter().copied().collect();

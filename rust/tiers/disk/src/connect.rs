@@ -1,7 +1,7 @@
 //! How a disk opens its store, clears it and closes it. It is opened when the arena and the identity are known, or
 //! later where the system refuses that.
 //!
-//! Only what was opened and read can be damaged. Until then nothing there is changed, and nothing is cut.
+//! Only a file that was opened and read can be damaged. Until then nothing on the disk is changed or cut.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, SendError, SyncSender};
@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use crate::book::{Book, Trash, minute};
 use crate::crew::{self, Member};
 use crate::folder::{Other, directory_of};
-use crate::format::Place;
-use crate::index::{Found, Index};
+use crate::format::IndexRecord;
+use crate::index::{DiskIndex, IndexContents};
 use crate::keeper::{Keeper, owner, shrink};
 use crate::lock;
-use crate::shared::Shared;
+use crate::shared::DiskShared;
 use crate::stats::DiskFailure;
-use crate::store::{Store, StoreNames};
+use crate::store::{DiskStore, StoreNames};
 use crate::trouble::Trouble;
 use hybrid_pages::error::{Cause, Error, Result};
 use hybrid_pages_arena::Arena;
@@ -30,7 +30,7 @@ const NAP: Duration = Duration::from_millis(1);
 
 /// Connects a disk to an arena, and opens the store of an identity. Where the system refuses that, the disk is out,
 /// and it is tried again as after an outage.
-pub(crate) fn connect(shared: &Arc<Shared>, arena: &Arena, identity: &Identity) -> Result<()> {
+pub(crate) fn connect(shared: &Arc<DiskShared>, arena: &Arena, identity: &Identity) -> Result<()> {
     let planes = Planes::of(arena, shared.ranks, shared.slot_bytes)?;
     if shared.planes.set(planes).is_err() {
         return Err(Error::disk(CONNECTED_TWICE));
@@ -64,7 +64,7 @@ pub(crate) fn connect(shared: &Arc<Shared>, arena: &Arena, identity: &Identity) 
 
 /// Opens the lane and the store, if that is not done yet, and starts the keeper. Until everything that can be
 /// refused was done, nothing on the disk has changed.
-pub(crate) fn open(shared: &Arc<Shared>) -> std::result::Result<(), Trouble> {
+pub(crate) fn open(shared: &Arc<DiskShared>) -> std::result::Result<(), Trouble> {
     // As long as it is counted, no other process gets the lane.
     let _counted = Member::of(shared);
     let _alone = lock(&shared.opening);
@@ -95,7 +95,9 @@ pub(crate) fn open(shared: &Arc<Shared>) -> std::result::Result<(), Trouble> {
     };
     let store = lane
         .identity(&directory)
-        .and_then(|folder| Store::open(&*shared.options.door, folder, names, shared.shapes.len()))
+        .and_then(|folder| {
+            DiskStore::open(&*shared.options.door, folder, names, shared.shapes.len())
+        })
         .map_err(refused.clone()(
             DiskFailure::Directory,
             "files of this user",
@@ -105,7 +107,7 @@ pub(crate) fn open(shared: &Arc<Shared>) -> std::result::Result<(), Trouble> {
         "the lengths of its slabs",
     ))?;
     let owner = owner(shared, &store);
-    let (index, found) = Index::open(&*shared.options.door, &store.folder, &owner)
+    let (index, found) = DiskIndex::open(&*shared.options.door, &store.folder, &owner)
         .map_err(refused(DiskFailure::Index, "to open its index"))?;
     let keeper = Starting::new(shared)?;
     if lock(&shared.health).is_closed() {
@@ -153,12 +155,12 @@ pub(crate) fn open(shared: &Arc<Shared>) -> std::result::Result<(), Trouble> {
 /// The keeper's thread, before it has an index.
 struct Starting {
     thread: JoinHandle<()>,
-    index: SyncSender<Option<Index>>,
+    index: SyncSender<Option<DiskIndex>>,
 }
 
 impl Starting {
-    fn new(shared: &Arc<Shared>) -> std::result::Result<Self, Trouble> {
-        let (index, given) = mpsc::sync_channel::<Option<Index>>(1);
+    fn new(shared: &Arc<DiskShared>) -> std::result::Result<Self, Trouble> {
+        let (index, given) = mpsc::sync_channel::<Option<DiskIndex>>(1);
         let here = Arc::clone(shared);
         let run = move || {
             if let Ok(index) = given.recv() {
@@ -179,7 +181,7 @@ impl Starting {
         Ok(Self { thread, index })
     }
 
-    fn run(self, shared: &Shared, index: Option<Index>) {
+    fn run(self, shared: &DiskShared, index: Option<DiskIndex>) {
         // The thread waits for it.
         let _ = self.index.send(index);
         *lock(&shared.keeper) = Some(self.thread);
@@ -188,7 +190,7 @@ impl Starting {
 
 /// Has the index forget what the start has dropped, before the cells of that are cut off or get other entries.
 /// `None`: it could not be written, and the keeper brings it up to the book.
-fn forget_what_went(shared: &Shared, mut index: Index) -> Option<Index> {
+fn forget_what_went(shared: &DiskShared, mut index: DiskIndex) -> Option<DiskIndex> {
     let changes = std::mem::take(&mut lock(&shared.book).changes);
     match index.commit(&changes) {
         Ok(()) => Some(index),
@@ -204,7 +206,7 @@ fn forget_what_went(shared: &Shared, mut index: Index) -> Option<Index> {
 }
 
 /// Forgets everything, for this process and those after it. A disk that hangs is waited for up to the deadline.
-pub(crate) fn clear(shared: &Arc<Shared>, book: &mut Book) {
+pub(crate) fn clear(shared: &Arc<DiskShared>, book: &mut Book) {
     if !book.connected {
         book.cleared_early = true;
         if shared.identity.get().is_some() {
@@ -223,8 +225,8 @@ pub(crate) fn clear(shared: &Arc<Shared>, book: &mut Book) {
     book.clear(&shared.shapes, aside);
 }
 
-/// Has a store's directory moved away, and says under which name; `None` if it was not, or not yet.
-fn set_aside(shared: &Arc<Shared>, store: &Arc<Store>) -> Option<String> {
+/// Moves the directory of a store away. Returns the new name, or `None` if it was not moved, or not yet.
+fn set_aside(shared: &Arc<DiskShared>, store: &Arc<DiskStore>) -> Option<String> {
     // Without a buffer, what is told is either heard or known to be late.
     let (told, heard) = mpsc::sync_channel(0);
     let (here, there) = (Arc::clone(shared), Arc::clone(store));
@@ -261,7 +263,7 @@ fn set_aside(shared: &Arc<Shared>, store: &Arc<Store>) -> Option<String> {
     }
 }
 
-fn move_away(shared: &Shared, store: &Store) -> Option<String> {
+fn move_away(shared: &DiskShared, store: &DiskStore) -> Option<String> {
     let door = &*shared.options.door;
     let moved = shared
         .lane()
@@ -270,7 +272,7 @@ fn move_away(shared: &Shared, store: &Store) -> Option<String> {
         Ok(name) => return Some(name),
         Err(error) => error,
     };
-    let without = Index::forget(&store.folder);
+    let without = DiskIndex::forget(&store.folder);
     let what = format!(
         "cannot move {} away ({error}), so its index was removed: {without:?}",
         store.directory
@@ -279,9 +281,9 @@ fn move_away(shared: &Shared, store: &Store) -> Option<String> {
     None
 }
 
-/// Takes over what an index has. Whatever is wrong with it costs entries, not the start.
-fn take_over(shared: &Shared, found: Found, cells: &[u64]) {
-    let Found {
+/// Takes over the content of an index. Damage costs entries, never the start.
+fn take_over(shared: &DiskShared, found: IndexContents, cells: &[u64]) {
+    let IndexContents {
         places,
         damaged,
         learnt,
@@ -308,7 +310,7 @@ fn take_over(shared: &Shared, found: Found, cells: &[u64]) {
             "expected what the policy has learned, found damage or another version: it learns anew",
         );
     }
-    let inside = |(_, place): &(Name, Place)| place.cell < cells[place.class];
+    let inside = |(_, place): &(Name, IndexRecord)| place.cell < cells[place.class];
     let (mut places, short): (Vec<_>, Vec<_>) = places.into_iter().partition(inside);
     let now = minute(&*shared.options.door);
     // A clock that was wrong once must not keep entries for ever.
@@ -329,7 +331,7 @@ fn take_over(shared: &Shared, found: Found, cells: &[u64]) {
 }
 
 /// Ends the copies and the threads, and gives the lane back. The second call does nothing.
-pub(crate) fn close(shared: &Shared) {
+pub(crate) fn close(shared: &DiskShared) {
     if shared.is_inherited() {
         return; // A fork has none of the threads, and the lane is its parent's.
     }

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::Builder;
 
-use crate::job::Job;
+use crate::job::DiskJob;
 use crate::lock;
 use crate::options::MAX_THREADS;
-use crate::queue::Work;
+use crate::queue::DiskWork;
 use crate::shape::BUFFER_BYTES;
-use crate::shared::Shared;
+use crate::shared::DiskShared;
 use crate::stats::DiskFailure;
 use crate::store::buffer;
 use hybrid_pages::error::{Cause, Error, Result};
@@ -18,7 +18,7 @@ use hybrid_pages::error::{Cause, Error, Result};
 ///
 /// # Errors
 /// [`Error::Disk`] if none can be started.
-pub(crate) fn start(shared: &Arc<Shared>, crew: u64) -> Result<()> {
+pub(crate) fn start(shared: &Arc<DiskShared>, crew: u64) -> Result<()> {
     let running = shared.threads.load(Ordering::SeqCst);
     let count = shared
         .options
@@ -46,8 +46,8 @@ pub(crate) fn start(shared: &Arc<Shared>, crew: u64) -> Result<()> {
     })
 }
 
-/// A thread; counted until it ends, however it does. The lane isn't given back before.
-pub(crate) struct Member(Arc<Shared>);
+/// A thread, counted until it ends. The lane is not given back before that.
+pub(crate) struct Member(Arc<DiskShared>);
 
 impl Drop for Member {
     fn drop(&mut self) {
@@ -56,7 +56,7 @@ impl Drop for Member {
 }
 
 impl Member {
-    pub(crate) fn of(shared: &Arc<Shared>) -> Self {
+    pub(crate) fn of(shared: &Arc<DiskShared>) -> Self {
         shared.threads.fetch_add(1, Ordering::SeqCst);
         Self(Arc::clone(shared))
     }
@@ -77,7 +77,7 @@ impl Member {
         };
         while let Some(work) = shared.queue.next(crew) {
             match work {
-                Work::Place(job) => match shared.place(&job) {
+                DiskWork::Place(job) => match shared.place(&job) {
                     Ok(cell) => {
                         job.set_cell(cell);
                         shared.queue.placed(Some(job));
@@ -89,9 +89,9 @@ impl Member {
                         shared.finish(&job);
                     }
                 },
-                Work::Row(row) => {
+                DiskWork::Row(row) => {
                     let shape = &shared.shapes[row[0].class];
-                    Job::run_row(&row, shape, planes, &mut bytes, &shared.health);
+                    DiskJob::run_row(&row, shape, planes, &mut bytes, &shared.health);
                     lock(&shared.health).moved();
                     for job in row {
                         if job.end_pieces(1) {
@@ -99,7 +99,7 @@ impl Member {
                         }
                     }
                 }
-                Work::Piece(job, piece) => {
+                DiskWork::Piece(job, piece) => {
                     let shape = &shared.shapes[job.class];
                     job.run(piece, shape, planes, &mut bytes, &shared.health);
                     lock(&shared.health).moved();

@@ -1,4 +1,4 @@
-//! The one way to a disk's files: tests put faults under it.
+//! The door: the one way to the files of a disk. Tests put faults behind it.
 
 use std::fmt::Debug;
 use std::fs::File;
@@ -21,7 +21,7 @@ pub trait Door: Debug + Send + Sync {
     /// lengths and addresses are aligned then.
     ///
     /// # Errors
-    /// Those of the system: `InvalidInput` where `direct` cannot be had.
+    /// The errors of the system: `InvalidInput` where `direct` is not possible.
     fn open(
         &self,
         directory: BorrowedFd<'_>,
@@ -32,7 +32,7 @@ pub trait Door: Debug + Send + Sync {
     /// Gives a file or directory inside another one a new name.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     fn rename(&self, directory: BorrowedFd<'_>, from: &str, to: &str) -> io::Result<()> {
         Ok(rustix::fs::renameat(directory, from, directory, to)?)
     }
@@ -49,37 +49,37 @@ pub trait DoorFile: Debug + Send + Sync {
     /// Reads some bytes; 0 at the end of the file.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<usize>;
 
     /// Writes some bytes.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize>;
 
     /// Waits until everything that was written survives a loss of power.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     fn sync(&self) -> io::Result<()>;
 
     /// Gives back the room of these bytes, which read as zeros then.
     ///
     /// # Errors
-    /// Those of the system: `Unsupported` where the file system can't.
+    /// The errors of the system: `Unsupported` where the file system has no holes.
     fn punch(&self, offset: u64, length: u64) -> io::Result<()>;
 
     /// Bytes of the file.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     fn length(&self) -> io::Result<u64>;
 
     /// Cuts the file, or makes it longer by zeros that take no room.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     fn set_length(&self, length: u64) -> io::Result<()>;
 }
 
@@ -87,7 +87,7 @@ impl dyn DoorFile + '_ {
     /// Reads all of the bytes.
     ///
     /// # Errors
-    /// Those of the system; `UnexpectedEof` if the file ends before.
+    /// The errors of the system; `UnexpectedEof` if the file ends before.
     pub fn read_all(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
         let mut done = 0;
         while done < bytes.len() {
@@ -104,7 +104,7 @@ impl dyn DoorFile + '_ {
     /// Writes all of the bytes.
     ///
     /// # Errors
-    /// Those of the system; `WriteZero` if it takes no more.
+    /// The errors of the system; `WriteZero` if the file takes no more.
     pub fn write_all(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let mut done = 0;
         while done < bytes.len() {

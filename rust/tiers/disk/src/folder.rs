@@ -22,9 +22,9 @@ pub(crate) const PRIVATE: Mode = Mode::RWXU;
 #[derive(Debug, Clone)]
 pub(crate) struct Other {
     pub(crate) name: String,
-    /// What it takes on disk.
+    /// Bytes that it takes on disk.
     pub(crate) bytes: u64,
-    /// Seconds since 1970.
+    /// Seconds since 1970 when it was last used.
     pub(crate) used: u64,
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn is_lane(name: &str) -> bool {
     lane_number(name).is_some()
 }
 
-/// Opens a file that is there, for reading; never waits.
+/// Opens a file that exists for reading; never waits.
 pub(crate) fn open_file(folder: BorrowedFd<'_>, name: &str) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let file = File::from(rustix::fs::openat(folder, name, flags, Mode::empty())?);
@@ -101,12 +101,12 @@ pub(crate) fn directory_of(identity: &Identity) -> String {
     hex(identity)
 }
 
-/// A new name of what was cleared.
+/// A new name for a directory that is cleared.
 pub(crate) fn cleared() -> io::Result<String> {
     random_name(CLEARED)
 }
 
-/// A name that nothing has.
+/// A new name that begins with `start`.
 pub(crate) fn random_name(start: &str) -> io::Result<String> {
     Ok(format!("{start}{}", hex(&random()?[..16])))
 }
@@ -179,7 +179,7 @@ pub(crate) fn names(folder: BorrowedFd<'_>) -> io::Result<Vec<OsString>> {
     Ok(found)
 }
 
-/// What the files in a directory take on disk, and when the last was changed.
+/// Bytes that the files in a directory take on disk, and seconds since 1970 when the last was changed.
 fn size_of_files(folder: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
     let (mut bytes, mut used) = (0, 0);
     for name in names(folder)? {

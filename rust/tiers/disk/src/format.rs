@@ -1,4 +1,4 @@
-//! What the bytes on disk mean: `docs/disk-format.md` has it byte by byte.
+//! The layout of a disk's files. `docs/disk-format.md` describes it byte by byte.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -18,9 +18,9 @@ const MAGIC: [u8; 8] = *b"HYBPCELL";
 const SUMS_AT: usize = 128;
 const CHECK_AT: usize = HEADER_BYTES - 8;
 
-/// What the header of a cell says.
+/// The header of a cell: which entry the cell has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Header<'a> {
+pub(crate) struct CellHeader<'a> {
     pub(crate) identity: &'a Identity,
     pub(crate) name: &'a Name,
     pub(crate) class: usize,
@@ -28,11 +28,11 @@ pub(crate) struct Header<'a> {
     pub(crate) cell: u64,
     /// Bytes of one rank's shard.
     pub(crate) shard_bytes: usize,
-    /// One per rank.
+    /// Checksums of the shards, one per rank.
     pub(crate) sums: &'a [u64],
 }
 
-impl Header<'_> {
+impl CellHeader<'_> {
     /// Writes it; the rest of the bytes become zeros.
     pub(crate) fn encode(&self, bytes: &mut [u8]) {
         let bytes = &mut bytes[..HEADER_BYTES];
@@ -67,9 +67,9 @@ impl Header<'_> {
     }
 }
 
-/// Where an entry is, as the index keeps it.
+/// The record of the index about one entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct IndexRecord {
     pub(crate) class: usize,
     pub(crate) block: u32,
     pub(crate) cell: u64,
@@ -81,9 +81,9 @@ pub(crate) struct Place {
 const PLACE_BYTES: usize = 24;
 
 /// A change of the index: where an entry is from now on, or that it is gone.
-pub(crate) type Change = (Name, Option<Place>);
+pub(crate) type Change = (Name, Option<IndexRecord>);
 
-impl Place {
+impl IndexRecord {
     /// Bytes of a place with so many checksums, as the index keeps it.
     pub(crate) const fn bytes(ranks: usize) -> usize {
         PLACE_BYTES + 8 * ranks + 8

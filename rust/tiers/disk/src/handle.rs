@@ -1,11 +1,11 @@
-//! A disk as its owner sees it, once the cache has the disk itself.
+//! The handle of a disk, for its owner: the cache has the tier itself.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::connect::{close, connect};
 use crate::lock;
-use crate::shared::Shared;
+use crate::shared::DiskShared;
 use crate::stats::DiskStats;
 use hybrid_pages::error::{Error, Result};
 use hybrid_pages_arena::Arena;
@@ -15,7 +15,7 @@ const NAP: Duration = Duration::from_millis(2);
 
 /// Connects a disk and counts what it does. It may outlive the disk.
 #[derive(Debug, Clone)]
-pub struct DiskHandle(pub(crate) Arc<Shared>);
+pub struct DiskHandle(pub(crate) Arc<DiskShared>);
 
 impl DiskHandle {
     /// Opens the store of an identity over the arena that the cache's slots lie in. Before that the disk finds
@@ -53,7 +53,7 @@ impl DiskHandle {
         self.0.stats()
     }
 
-    /// What an operator should read: one line for the first failure of each kind, each given once.
+    /// Notes for an operator since the last call: a line for the first failure of each kind, among others.
     #[must_use]
     pub fn take_notes(&self) -> Vec<String> {
         self.0.ledger.take_notes()
@@ -82,13 +82,13 @@ impl DiskHandle {
         close(&self.0);
     }
 
-    /// What the tier's policy has learned by now, as its next process takes it over: empty for one that learns nothing.
+    /// The knowledge of the tier's policy, as the next process takes it over; empty for a policy that learns nothing.
     #[must_use]
     pub fn learnt(&self) -> Vec<u8> {
         self.0.learner.learnt()
     }
 
-    /// The first contradiction in what the disk knows, if there is one: for tests and tools.
+    /// The first contradiction in the state of the disk, if there is one: for tests and tools.
     #[must_use]
     pub fn audit(&self) -> Option<String> {
         if self.0.is_broken() {

@@ -1,4 +1,5 @@
-//! Whether a disk answers. One that hangs, or could not be opened, is out, and tried again after pauses that grow.
+//! The circuit breaker of a disk: one that hangs, or could not be opened, is out, and tried again after pauses that
+//! grow.
 
 use std::io;
 use std::sync::Mutex;
@@ -8,9 +9,9 @@ use crate::door::DoorFile;
 use crate::lock;
 use hybrid_pages_tiers::pause_after;
 
-/// What is known of a disk's answers.
+/// Whether a disk answers and takes writes.
 #[derive(Debug)]
-pub(crate) struct Health {
+pub(crate) struct DiskHealth {
     retry: Duration,
     /// Since when it is out.
     out: Option<Instant>,
@@ -28,7 +29,7 @@ pub(crate) struct Health {
     closed: bool,
 }
 
-impl Health {
+impl DiskHealth {
     pub(crate) fn new(retry: Duration) -> Self {
         Self {
             retry,
@@ -45,7 +46,7 @@ impl Health {
         }
     }
 
-    /// Out for good. Says whether it was so before.
+    /// Takes the disk out for good. Returns whether it was out for good before.
     pub(crate) const fn close(&mut self) -> bool {
         std::mem::replace(&mut self.closed, true)
     }
@@ -79,7 +80,7 @@ impl Health {
         self.begun
     }
 
-    /// It has returned.
+    /// A call to a slab has returned.
     pub(crate) fn returned(&mut self, call: u64) {
         self.calls.retain(|&(number, _)| number != call);
         self.moved();
@@ -90,7 +91,7 @@ impl Health {
         self.calls.first().map(|&(_, since)| since)
     }
 
-    /// It hangs, or can't be opened.
+    /// Takes the disk out: it hangs, or could not be opened.
     pub(crate) fn take_out(&mut self) {
         self.calls.clear();
         let longest = self.pause(u32::MAX);
@@ -101,7 +102,8 @@ impl Health {
         self.outages += 1;
     }
 
-    /// Whether to try it now; then the caller does, and says what became of it.
+    /// Whether the disk is to be tried now. If so, the caller tries it, and reports the result by
+    /// [`tried`](Self::tried).
     pub(crate) fn try_again(&mut self) -> bool {
         let pause = self.pause(self.outages.saturating_sub(1));
         let due = self.out.is_some_and(|since| since.elapsed() >= pause);
@@ -110,7 +112,7 @@ impl Health {
         begin
     }
 
-    /// The trial ended.
+    /// Reports the result of a trial.
     pub(crate) fn tried(&mut self, works: bool) {
         self.probing = false;
         if works {
@@ -147,21 +149,21 @@ impl Health {
 #[derive(Debug)]
 pub(crate) struct Timed<'a> {
     pub(crate) slab: &'a dyn DoorFile,
-    pub(crate) health: &'a Mutex<Health>,
+    pub(crate) health: &'a Mutex<DiskHealth>,
 }
 
 /// A call under way, until this is dropped.
-struct Call<'a>(&'a Mutex<Health>, u64);
+struct PendingCall<'a>(&'a Mutex<DiskHealth>, u64);
 
-impl Drop for Call<'_> {
+impl Drop for PendingCall<'_> {
     fn drop(&mut self) {
         lock(self.0).returned(self.1);
     }
 }
 
 impl Timed<'_> {
-    fn call(&self) -> Call<'_> {
-        Call(self.health, lock(self.health).call())
+    fn call(&self) -> PendingCall<'_> {
+        PendingCall(self.health, lock(self.health).call())
     }
 }
 

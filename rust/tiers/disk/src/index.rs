@@ -1,8 +1,8 @@
 //! The index of one identity: which entry is in which cell, in a redb file and a journal.
 //!
-//! What is wrong in it is never trusted: a damaged file is set aside, a damaged record is left out, and the
-//! cells that records name have headers of their own. But only a file that was opened and read can be damaged: where
-//! the system refuses a call, nothing is known of it, and it stays as it is.
+//! Damage is never trusted: a damaged file is set aside, a damaged record is left out, and the cells that records name
+//! have headers of their own. But only a file that was opened and read can be damaged: where the system refuses a call,
+//! nothing is known of the file, and it stays as it is.
 
 use std::collections::HashMap;
 use std::fmt::{self, Debug};
@@ -19,7 +19,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::backend::{Backend, InMemory, Refused};
 use crate::door::Door;
 use crate::folder::random;
-use crate::format::{Change, DISK_FORMAT_VERSION, MAX_RANKS, Place};
+use crate::format::{Change, DISK_FORMAT_VERSION, IndexRecord, MAX_RANKS};
 use crate::journal::{self, Journal};
 use hybrid_pages::error::Cause;
 use hybrid_pages::policy::MOST_LEARNT;
@@ -41,23 +41,23 @@ const MOST_UNSAVED: usize = 50_000;
 const CACHE_BYTES: usize = 16 << 20;
 
 /// An open index.
-pub(crate) struct Index {
+pub(crate) struct DiskIndex {
     database: Database,
     journal: Journal,
-    /// What only the journal has.
+    /// Changes that the journal has and the database has not.
     unsaved: Vec<Change>,
-    /// What the policy learned, for the next save.
+    /// The knowledge of the policy, for the next save.
     learnt: Option<Vec<u8>>,
     saved: Instant,
 }
 
-/// What an index had when it was opened.
+/// The content of an index when it was opened.
 #[derive(Debug, Default)]
-pub(crate) struct Found {
-    pub(crate) places: Vec<(Name, Place)>,
+pub(crate) struct IndexContents {
+    pub(crate) places: Vec<(Name, IndexRecord)>,
     /// Records that were left out, and are to be removed.
     pub(crate) damaged: Vec<Name>,
-    /// What the tier's policy learned: empty if nothing was kept, `None` if that is damaged.
+    /// The knowledge of the tier's policy: empty if none was kept, `None` if it is damaged.
     pub(crate) learnt: Option<Vec<u8>>,
     /// Why the file was set aside, if it was.
     pub(crate) aside: Option<String>,
@@ -65,21 +65,21 @@ pub(crate) struct Found {
     pub(crate) is_new: bool,
 }
 
-impl Debug for Index {
+impl Debug for DiskIndex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Index")
+        f.write_str("DiskIndex")
     }
 }
 
-/// What must be alike for the records to mean anything.
-pub(crate) struct Owner<'a> {
+/// The owner of an index. Records make sense only for an equal owner.
+pub(crate) struct IndexOwner<'a> {
     pub(crate) identity: &'a Identity,
     pub(crate) ranks: usize,
     /// Bytes of a cell of each class.
     pub(crate) cells: Vec<u64>,
 }
 
-/// An owner as an index names it.
+/// The owner that an index names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) identity: Identity,
@@ -105,7 +105,7 @@ impl Claim {
     }
 }
 
-impl Owner<'_> {
+impl IndexOwner<'_> {
     fn encode(&self) -> Vec<u8> {
         let mut bytes = DISK_FORMAT_VERSION.to_le_bytes().to_vec();
         bytes.extend((self.ranks as u32).to_le_bytes());
@@ -117,17 +117,17 @@ impl Owner<'_> {
     }
 }
 
-impl Index {
+impl DiskIndex {
     /// Opens the index of a directory. One that is damaged, or another's, is set aside, and an empty one
     /// takes its place.
     ///
     /// # Errors
-    /// What the system refused: the index is as it was, and what it has is not known.
+    /// Those of the system: the index stays as it was, and its content is not known.
     pub(crate) fn open(
         door: &dyn Door,
         folder: &OwnedFd,
-        owner: &Owner<'_>,
-    ) -> io::Result<(Self, Found)> {
+        owner: &IndexOwner<'_>,
+    ) -> io::Result<(Self, IndexContents)> {
         let refused = Refused::default();
         let why = match guarded(|| Self::read(door, folder, owner, &refused)) {
             Ok(opened) => return Ok(opened),
@@ -143,11 +143,14 @@ impl Index {
         Ok((index, found))
     }
 
-    /// What copies of an index and of the journal beside it say.
+    /// Reads copies of an index and of its journal.
     ///
     /// # Errors
-    /// What is wrong with them.
-    pub(crate) fn read_copy(index: Vec<u8>, journal: Vec<u8>) -> Result<(Claim, Found), Cause> {
+    /// Says what is wrong with them.
+    pub(crate) fn read_copy(
+        index: Vec<u8>,
+        journal: Vec<u8>,
+    ) -> Result<(Claim, IndexContents), Cause> {
         guarded(|| {
             let database = Builder::new()
                 .set_cache_size(CACHE_BYTES)
@@ -157,7 +160,7 @@ impl Index {
             let claim = claim_of(&database).map_err(Cause::of)?;
             let claim = claim.as_deref().and_then(Claim::decode);
             let claim = claim.ok_or("expected an index of this format, found another")?;
-            let owner = Owner {
+            let owner = IndexOwner {
                 identity: &claim.identity,
                 ranks: claim.ranks,
                 cells: claim.cells.clone(),
@@ -173,10 +176,10 @@ impl Index {
             let unsaved = journal::read(&journal, generation, claim.ranks);
             apply(&mut records, &unsaved);
             let places = check(records, claim.cells.len(), &mut damaged);
-            let found = Found {
+            let found = IndexContents {
                 places,
                 damaged,
-                ..Found::default()
+                ..IndexContents::default()
             };
             Ok((claim, found))
         })
@@ -186,9 +189,9 @@ impl Index {
     fn read(
         door: &dyn Door,
         folder: &OwnedFd,
-        owner: &Owner<'_>,
+        owner: &IndexOwner<'_>,
         refused: &Refused,
-    ) -> Result<(Self, Found), Cause> {
+    ) -> Result<(Self, IndexContents), Cause> {
         let open = |name| refused.call(door.open(folder.as_fd(), name, false));
         let mut file = open(FILE)?;
         let is_new = refused.call(file.length())? == 0;
@@ -228,7 +231,7 @@ impl Index {
         let (journal, unsaved) = refused.call(journal)?;
         apply(&mut records, &unsaved);
         let places = check(records, owner.cells.len(), &mut damaged);
-        let found = Found {
+        let found = IndexContents {
             places,
             damaged,
             learnt,
@@ -245,7 +248,7 @@ impl Index {
         Ok((index, found))
     }
 
-    /// Has the next save take what the policy learned.
+    /// Has the next save keep the knowledge of the policy.
     pub(crate) fn learn(&mut self, learnt: &[u8]) {
         let check = xxh3_64(learnt).to_le_bytes();
         self.learnt = Some([learnt, &check[..]].concat());
@@ -269,7 +272,7 @@ impl Index {
         !self.unsaved.is_empty() || self.learnt.is_some()
     }
 
-    /// Has the database take what only the journal has: then it outlives a loss of power, too.
+    /// Writes the changes of the journal to the database: then they outlive a loss of power, too.
     fn save(&mut self) -> Result<(), Cause> {
         let generation = self.journal.generation().wrapping_add(1);
         let (database, unsaved, learnt) = (&self.database, &self.unsaved, self.learnt.as_deref());
@@ -316,17 +319,17 @@ fn claim_new(database: &Database, claim: &[u8], generation: &[u8]) -> Result<(),
 }
 
 /// Records by name.
-type Records = HashMap<Name, Place>;
+type IndexRecords = HashMap<Name, IndexRecord>;
 
-/// What the database of an index has.
+/// The content of the database of an index.
 struct Loaded {
-    /// Of the journal.
+    /// Generation of the journal that goes with the database.
     generation: u64,
     /// The whole records.
-    records: Records,
+    records: IndexRecords,
     /// Names of the others.
     damaged: Vec<Name>,
-    /// As in [`Found`].
+    /// The knowledge of the tier's policy: empty if none was kept, `None` if it is damaged.
     learnt: Option<Vec<u8>>,
 }
 
@@ -334,7 +337,7 @@ struct Loaded {
 fn load(
     database: &Database,
     claim: &[u8],
-    owner: &Owner<'_>,
+    owner: &IndexOwner<'_>,
 ) -> Result<Option<Loaded>, redb::Error> {
     let reading = database.begin_read()?;
     let meta = reading.open_table(META)?;
@@ -355,7 +358,7 @@ fn load(
     for record in reading.open_table(ENTRIES)?.iter()? {
         let (name, bytes) = record?;
         let name = *name.value();
-        match Place::decode(&name, bytes.value(), owner.ranks) {
+        match IndexRecord::decode(&name, bytes.value(), owner.ranks) {
             Some(place) => drop(records.insert(name, place)),
             None => damaged.push(name),
         }
@@ -368,14 +371,14 @@ fn load(
     }))
 }
 
-/// What a policy learned, without its checksum, if that is right.
+/// The knowledge of a policy without its checksum, if the checksum is right.
 fn unseal(bytes: &[u8]) -> Option<&[u8]> {
     let (learnt, check) = bytes.split_last_chunk::<8>()?;
     let sound = learnt.len() <= MOST_LEARNT && xxh3_64(learnt).to_le_bytes() == *check;
     sound.then_some(learnt)
 }
 
-fn apply(records: &mut Records, changes: &[Change]) {
+fn apply(records: &mut IndexRecords, changes: &[Change]) {
     for (name, place) in changes {
         match place {
             Some(place) => records.insert(*name, place.clone()),
@@ -391,13 +394,17 @@ fn claim_of(database: &Database) -> Result<Option<Vec<u8>>, redb::Error> {
 }
 
 /// The records that make sense beside each other; the names of the others are added to `damaged`.
-fn check(records: Records, classes: usize, damaged: &mut Vec<Name>) -> Vec<(Name, Place)> {
+fn check(
+    records: IndexRecords,
+    classes: usize,
+    damaged: &mut Vec<Name>,
+) -> Vec<(Name, IndexRecord)> {
     let mut cells: HashMap<(usize, u64), u32> = HashMap::new();
     for place in records.values() {
         *cells.entry((place.class, place.cell)).or_default() += 1;
     }
     // Of two entries in one cell, nobody knows which is there.
-    let sound = |(_, place): &(Name, Place)| {
+    let sound = |(_, place): &(Name, IndexRecord)| {
         place.class < classes && cells[&(place.class, place.cell)] == 1
     };
     let (sound, others): (Vec<_>, Vec<_>) = records.into_iter().partition(sound);

@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex, RwLock, TryLockError};
 use std::time::Instant;
 
 use crate::door::{ALIGNMENT, DoorFile};
-use crate::format::Header;
-use crate::health::{Health, Timed};
+use crate::format::CellHeader;
+use crate::health::{DiskHealth, Timed};
 use crate::lock;
-use crate::shape::{Part, Piece, Shape};
+use crate::shape::{CellPiece, CellShape, ShardPart};
 use crate::stats::DiskFailure;
-use crate::store::Store;
+use crate::store::DiskStore;
 use hybrid_pages::error::Cause;
 use hybrid_pages::ids::SlotId;
 use hybrid_pages::tier::CopyId;
@@ -17,63 +17,63 @@ use hybrid_pages::transfer::{TILE_BYTES, combine, tile_digest};
 use hybrid_pages_tiers::{Name, Planes};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Direction {
-    /// From the disk.
+pub(crate) enum CopyDirection {
+    /// From the disk to the host.
     Read,
-    /// To the disk.
+    /// From the host to the disk.
     Write,
 }
 
-/// A copy.
+/// A copy of one entry between the host and the disk.
 #[derive(Debug)]
-pub(crate) struct Job {
+pub(crate) struct DiskJob {
     pub(crate) copy: CopyId,
-    pub(crate) direction: Direction,
+    pub(crate) direction: CopyDirection,
     pub(crate) name: Name,
     pub(crate) class: usize,
     pub(crate) block: u32,
     pub(crate) slots: Vec<SlotId>,
-    /// What the bytes should have, one per rank.
+    /// Checksums that the bytes should have, one per rank.
     pub(crate) sums: Box<[u64]>,
-    pub(crate) store: Arc<Store>,
+    pub(crate) store: Arc<DiskStore>,
     pub(crate) pieces: usize,
     pub(crate) cell_bytes: u64,
     pub(crate) begun: Instant,
     /// Whether the slots are somebody else's by now. Whoever touches them holds this.
     left: RwLock<bool>,
-    progress: Mutex<Progress>,
+    progress: Mutex<JobProgress>,
 }
 
-/// What a copy is of.
+/// The entry that a copy is of.
 pub(crate) struct Subject {
     pub(crate) name: Name,
     pub(crate) class: usize,
     pub(crate) block: u32,
     pub(crate) slots: Vec<SlotId>,
     pub(crate) sums: Box<[u64]>,
-    /// Of a read.
+    /// The cell that a read is from; `None` for a write.
     pub(crate) cell: Option<u64>,
 }
 
 #[derive(Debug)]
-struct Progress {
+struct JobProgress {
     cell: Option<u64>,
     done: usize,
     started: Option<Instant>,
-    /// Of each tile, rank after rank.
+    /// Digests of all tiles, rank after rank.
     digests: Vec<u64>,
     failed: Option<(DiskFailure, Cause)>,
     /// Nobody wants what it writes any more.
     undone: bool,
 }
 
-impl Job {
+impl DiskJob {
     pub(crate) fn new(
         copy: CopyId,
-        direction: Direction,
+        direction: CopyDirection,
         subject: Subject,
-        store: Arc<Store>,
-        shape: &Shape,
+        store: Arc<DiskStore>,
+        shape: &CellShape,
     ) -> Arc<Self> {
         Arc::new(Self {
             copy,
@@ -87,7 +87,7 @@ impl Job {
             cell_bytes: shape.cell_bytes,
             begun: Instant::now(),
             left: RwLock::new(false),
-            progress: Mutex::new(Progress {
+            progress: Mutex::new(JobProgress {
                 cell: subject.cell,
                 done: 0,
                 started: None,
@@ -121,7 +121,7 @@ impl Job {
         lock(&self.progress).undone
     }
 
-    /// The first failure counts.
+    /// Notes a failure; only the first one counts.
     pub(crate) fn fail(&self, reason: DiskFailure, what: impl Into<Cause>) {
         lock(&self.progress)
             .failed
@@ -132,7 +132,7 @@ impl Job {
         lock(&self.progress).failed.clone()
     }
 
-    /// So many pieces are over. True with the last one.
+    /// Notes that `count` pieces are over. True for the last ones.
     pub(crate) fn end_pieces(&self, count: usize) -> bool {
         let mut progress = lock(&self.progress);
         progress.done += count;
@@ -154,7 +154,7 @@ impl Job {
         }
     }
 
-    /// Whether one call may read both, this one and then the other: small entries in adjacent cells.
+    /// Whether one call may read this copy and then the next: small entries in adjacent cells.
     pub(crate) fn is_before(&self, next: &Self) -> bool {
         let small = self.pieces == 1 && next.pieces == 1;
         small
@@ -166,10 +166,10 @@ impl Job {
     /// Reads entries in adjacent cells by one call, or one by one if that fails: each costs itself alone.
     pub(crate) fn run_row(
         row: &[Arc<Self>],
-        shape: &Shape,
+        shape: &CellShape,
         planes: &Planes,
         buffer: &mut [u8],
-        health: &Mutex<Health>,
+        health: &Mutex<DiskHealth>,
     ) {
         let cell_bytes = shape.cell_bytes as usize;
         let slab = row[0].slab(health);
@@ -194,7 +194,7 @@ impl Job {
         }
     }
 
-    /// The cell of a copy that is to go on; one that has failed does no more.
+    /// Begins a piece. Returns the cell, or `None` if the copy has failed or nobody wants it.
     fn begin(&self) -> Option<u64> {
         let mut progress = lock(&self.progress);
         progress.started.get_or_insert_with(Instant::now);
@@ -208,8 +208,8 @@ impl Job {
         progress.cell
     }
 
-    /// Its slab, whose calls `health` is told of.
-    fn slab<'a>(&'a self, health: &'a Mutex<Health>) -> Timed<'a> {
+    /// The slab file of the copy. `health` is told of calls to it.
+    fn slab<'a>(&'a self, health: &'a Mutex<DiskHealth>) -> Timed<'a> {
         let slab = self.store.slab(self.class);
         Timed { slab, health }
     }
@@ -218,10 +218,10 @@ impl Job {
     pub(crate) fn run(
         &self,
         piece: usize,
-        shape: &Shape,
+        shape: &CellShape,
         planes: &Planes,
         buffer: &mut [u8],
-        health: &Mutex<Health>,
+        health: &Mutex<DiskHealth>,
     ) {
         let Some(cell) = self.begin() else {
             return;
@@ -229,8 +229,8 @@ impl Job {
         let piece = &shape.pieces[piece];
         let bytes = &mut buffer[..piece.length];
         let outcome = match self.direction {
-            Direction::Read => self.read(cell, piece, shape, planes, bytes, health),
-            Direction::Write => self.write(cell, piece, shape, planes, bytes, health),
+            CopyDirection::Read => self.read(cell, piece, shape, planes, bytes, health),
+            CopyDirection::Write => self.write(cell, piece, shape, planes, bytes, health),
         };
         if let Err((reason, what)) = outcome {
             self.fail(reason, what);
@@ -240,11 +240,11 @@ impl Job {
     fn read(
         &self,
         cell: u64,
-        piece: &Piece,
-        shape: &Shape,
+        piece: &CellPiece,
+        shape: &CellShape,
         planes: &Planes,
         bytes: &mut [u8],
-        health: &Mutex<Health>,
+        health: &Mutex<DiskHealth>,
     ) -> Result<(), (DiskFailure, Cause)> {
         let offset = cell * shape.cell_bytes + piece.at as u64;
         let slab = self.slab(health);
@@ -262,12 +262,12 @@ impl Job {
         self.take(cell, piece, shape, planes, bytes)
     }
 
-    /// Takes what was read: into the slots, if they are still this copy's.
+    /// Copies the bytes that were read into the slots, if they are still this copy's.
     fn take(
         &self,
         cell: u64,
-        piece: &Piece,
-        shape: &Shape,
+        piece: &CellPiece,
+        shape: &CellShape,
         planes: &Planes,
         bytes: &[u8],
     ) -> Result<(), (DiskFailure, Cause)> {
@@ -300,11 +300,11 @@ impl Job {
     fn write(
         &self,
         cell: u64,
-        piece: &Piece,
-        shape: &Shape,
+        piece: &CellPiece,
+        shape: &CellShape,
         planes: &Planes,
         bytes: &mut [u8],
-        health: &Mutex<Health>,
+        health: &Mutex<DiskHealth>,
     ) -> Result<(), (DiskFailure, Cause)> {
         if piece.at == 0 {
             self.header(cell, shape).encode(bytes);
@@ -351,8 +351,8 @@ impl Job {
         })
     }
 
-    fn header(&self, cell: u64, shape: &Shape) -> Header<'_> {
-        Header {
+    fn header(&self, cell: u64, shape: &CellShape) -> CellHeader<'_> {
+        CellHeader {
             identity: &self.store.identity,
             name: &self.name,
             class: self.class,
@@ -363,13 +363,13 @@ impl Job {
         }
     }
 
-    fn set_digests(&self, part: &Part, shape: &Shape, digests: &[u64]) {
+    fn set_digests(&self, part: &ShardPart, shape: &CellShape, digests: &[u64]) {
         let first = part.rank * shape.tiles() + part.offset / TILE_BYTES;
         lock(&self.progress).digests[first..][..digests.len()].copy_from_slice(digests);
     }
 
     /// The checksums of the bytes that were copied, once all pieces are over.
-    pub(crate) fn found_sums(&self, shape: &Shape) -> Vec<u64> {
+    pub(crate) fn found_sums(&self, shape: &CellShape) -> Vec<u64> {
         let progress = lock(&self.progress);
         let shards = progress.digests.chunks(shape.tiles());
         shards

@@ -9,7 +9,7 @@ use std::io;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::door::DoorFile;
-use crate::format::{Change, Place};
+use crate::format::{Change, IndexRecord};
 use hybrid_pages_tiers::Name;
 
 pub(crate) const FILE: &str = "journal";
@@ -85,7 +85,7 @@ impl Journal {
     }
 
     fn place_bytes(&self) -> usize {
-        Place::bytes(self.ranks)
+        IndexRecord::bytes(self.ranks)
     }
 
     fn record_bytes(&self) -> usize {
@@ -119,7 +119,7 @@ pub(crate) fn read(copy: &[u8], generation: u64, ranks: usize) -> Vec<Change> {
 }
 
 const fn record_bytes(ranks: usize) -> usize {
-    PLACE_AT + Place::bytes(ranks) + 8
+    PLACE_AT + IndexRecord::bytes(ranks) + 8
 }
 
 fn decode(record: &[u8], generation: u64, ranks: usize) -> Option<Change> {
@@ -130,6 +130,9 @@ fn decode(record: &[u8], generation: u64, ranks: usize) -> Option<Change> {
     let name: Name = bytes[NAME_AT..PLACE_AT].try_into().ok()?;
     match bytes[8] {
         0 => Some((name, None)),
-        _ => Some((name, Some(Place::decode(&name, &bytes[PLACE_AT..], ranks)?))),
+        _ => Some((
+            name,
+            Some(IndexRecord::decode(&name, &bytes[PLACE_AT..], ranks)?),
+        )),
     }
 }

@@ -8,28 +8,28 @@ use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::book::Victim;
-use crate::index::{Index, Owner};
-use crate::lane::Lane;
+use crate::index::{DiskIndex, IndexOwner};
+use crate::lane::DiskLane;
 use crate::lock;
-use crate::shared::Shared;
+use crate::shared::DiskShared;
 use crate::stats::DiskFailure;
-use crate::store::{Store, StoreNames};
+use crate::store::{DiskStore, StoreNames};
 use hybrid_pages_tiers::Name;
 
 /// Changes within this time go into one commit.
 const BATCH: Duration = Duration::from_millis(40);
 const IDLE: Duration = Duration::from_secs(1);
-/// What the policy has learned is kept after so many seconds.
+/// Seconds between two looks whether the policy has learned anything.
 const LEARNT: u64 = 60;
 /// The longest pause before a broken index is opened again, or made anew.
 const LONGEST: Duration = Duration::from_secs(64);
 
 /// The keeper's own state.
 pub(crate) struct Keeper {
-    shared: Arc<Shared>,
-    /// With the epoch of its store.
-    index: Option<(u64, Index)>,
-    /// A digest of what the index has of the policy, and when that was looked at.
+    shared: Arc<DiskShared>,
+    /// The open index, with the epoch of its store.
+    index: Option<(u64, DiskIndex)>,
+    /// Digest of the policy's knowledge that the index has.
     learnt: Option<u64>,
     looked: u64,
     pause: Duration,
@@ -38,8 +38,8 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// Keeps an index that was opened for a store, or makes one.
-    pub(crate) fn new(shared: Arc<Shared>, index: Option<(u64, Index)>) -> Self {
+    /// A keeper of an index that was opened for a store, or of one that it makes.
+    pub(crate) fn new(shared: Arc<DiskShared>, index: Option<(u64, DiskIndex)>) -> Self {
         Self {
             shared,
             index,
@@ -51,7 +51,8 @@ impl Keeper {
         }
     }
 
-    /// Until it is told to stop. What was published by then is committed, unless a panic has left that in doubt.
+    /// Works until it is told to stop. Entries that were published by then are committed, unless a panic has left
+    /// them in doubt.
     pub(crate) fn run(self) {
         let shared = Arc::clone(&self.shared);
         shared.unless_it_panics(|| self.keep());
@@ -93,7 +94,7 @@ impl Keeper {
             };
             drop(book);
             if !std::mem::replace(&mut synced, true)
-                && let Err(error) = shared.lane().and_then(Lane::sync)
+                && let Err(error) = shared.lane().and_then(DiskLane::sync)
             {
                 shared.ledger.failed(
                     DiskFailure::Upkeep,
@@ -125,7 +126,7 @@ impl Keeper {
             directory: directory.clone(),
             persistent: false,
         };
-        let store = Store::open(&*shared.options.door, folder, names, shared.shapes.len());
+        let store = DiskStore::open(&*shared.options.door, folder, names, shared.shapes.len());
         let mut book = lock(&shared.book);
         match store {
             Ok(store) if book.epoch == epoch => {
@@ -155,7 +156,7 @@ impl Keeper {
             }
             let owner = owner(&shared, &store);
             // The old one is kept as long as it can be read: nothing else has what is durable.
-            let found = match Index::open(&*shared.options.door, &store.folder, &owner) {
+            let found = match DiskIndex::open(&*shared.options.door, &store.folder, &owner) {
                 Ok((index, found)) => {
                     self.index = Some((store.epoch, index));
                     found
@@ -188,7 +189,7 @@ impl Keeper {
         }
     }
 
-    /// Has the index keep what the policy has learned, if that is new.
+    /// Has the index keep the knowledge of the policy, if that is new.
     fn learn(&mut self) {
         let now = self.shared.options.door.seconds();
         if now.abs_diff(self.looked) < LEARNT && !self.stopping {
@@ -233,9 +234,9 @@ impl Keeper {
     }
 }
 
-/// What the index of a store must name.
-pub(crate) fn owner<'a>(shared: &Shared, store: &'a Store) -> Owner<'a> {
-    Owner {
+/// The owner that the index of a store must name.
+pub(crate) fn owner<'a>(shared: &DiskShared, store: &'a DiskStore) -> IndexOwner<'a> {
+    IndexOwner {
         identity: &store.identity,
         ranks: shared.ranks,
         cells: shared.shapes.iter().map(|shape| shape.cell_bytes).collect(),
@@ -243,7 +244,7 @@ pub(crate) fn owner<'a>(shared: &Shared, store: &'a Store) -> Owner<'a> {
 }
 
 /// Makes room until the quota holds: it may be lower than it was.
-pub(crate) fn shrink(shared: &Shared, store: &Store) {
+pub(crate) fn shrink(shared: &DiskShared, store: &DiskStore) {
     loop {
         let victim = {
             let mut book = lock(&shared.book);

@@ -25,12 +25,12 @@ use crate::trouble::Trouble;
 use hybrid_pages::error::{Error, Result};
 
 const LOCK: &str = "lock";
-/// A look at a lock takes less.
+/// Longest time that another process may hold a lock just to look at it.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// A lane of a disk path, which this process owns as long as this lives.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct DiskLane {
     folder: OwnedFd,
     lock: Mutex<Option<File>>,
 }
@@ -39,7 +39,7 @@ fn failed(path: &Path, what: &str, error: impl Into<io::Error>) -> Trouble {
     Trouble::of(DiskFailure::Directory, path.display(), what, error)
 }
 
-impl Lane {
+impl DiskLane {
     /// Opens the disk path, which is made if its parent is there, and takes one of its lanes. `note` is told of
     /// a marker that was damaged.
     ///
@@ -68,10 +68,10 @@ impl Lane {
         })
     }
 
-    /// Takes a lane that is there.
+    /// Takes a lane that exists.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// Those of [`open`](Self::open).
     pub(crate) fn enter(path: &Path, root: BorrowedFd<'_>, name: &str) -> Result<Self> {
         let here = path.join(name);
         let folder = open_folder(root, name)
@@ -153,14 +153,14 @@ impl Lane {
     }
 }
 
-/// The lanes of a disk path that is there, in order; nothing is made or changed.
+/// The lanes of a disk path that exists, in order; nothing is made or changed.
 ///
 /// # Errors
-/// As [`Lane::open`].
+/// Those of [`DiskLane::open`].
 pub(crate) fn lanes(path: &Path) -> Result<(OwnedFd, Vec<String>)> {
     let path = &plain(path);
     let root = open_there(path)?;
-    if marker::owner_of(path, &root)? == marker::Owner::Nobody {
+    if marker::owner_of(path, &root)? == marker::MarkerOwner::Nobody {
         return Err(marker::missing(path, &root));
     }
     let names = names(root.as_fd()).map_err(|error| failed(path, "a list of files", error))?;
@@ -175,7 +175,7 @@ pub(crate) fn lane_path(path: &Path, lane: u32) -> String {
     plain(path).join(lane_name(lane)).display().to_string()
 }
 
-/// Who has a lane: the number of its process as it noted it, 0 if it is unknown; `None` for nobody.
+/// The number of the process that has a lane, 0 if it is unknown; `None` if no process has it.
 ///
 /// # Errors
 /// Those of the system.
@@ -199,7 +199,7 @@ pub(crate) fn holder(lane: BorrowedFd<'_>) -> io::Result<Option<u32>> {
     }
 }
 
-/// The same path without what makes the system follow a symbolic link at its end.
+/// The path without a trailing slash or dot, which would make the system follow a symbolic link.
 fn plain(path: &Path) -> PathBuf {
     path.components().collect()
 }

@@ -14,14 +14,15 @@ use crate::trouble::Trouble;
 use hybrid_pages::error::{Cause, Error};
 
 const MARKER: &str = "hybrid-pages-disk";
-/// What it says, with the format behind it.
+/// The text of the marker, before the number of the format.
 const TEXT: &str = "hybrid-pages disk store, format ";
 /// More than any marker has.
 const MOST_BYTES: u64 = 256;
-/// So many bytes may be others than ours, zeros aside: a damaged marker, and not another program's.
+/// Most bytes, zeros aside, in which a damaged marker differs from a whole one. A file with more is another
+/// program's.
 const MOST_STRAYS: usize = 4;
 
-/// What a marker says.
+/// The meaning of a marker.
 #[derive(Debug, PartialEq, Eq)]
 enum Says {
     /// This format.
@@ -32,30 +33,30 @@ enum Says {
     Damaged { sure: bool },
 }
 
-/// Whose a disk path is that is there.
+/// The owner of a disk path that exists.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Owner {
-    /// Of this format.
+pub(crate) enum MarkerOwner {
+    /// A disk of this format.
     Ours,
-    /// The same, with a marker that is damaged.
+    /// A disk of this format with a damaged marker.
     Damaged,
     /// Without a marker.
     Nobody,
 }
 
-/// Whose it is; changes nothing.
+/// Finds the owner of a disk path; changes nothing.
 ///
 /// # Errors
 /// [`Error::Foreign`] for somebody else's or another format.
-pub(crate) fn owner_of(path: &Path, root: &OwnedFd) -> Result<Owner, Trouble> {
+pub(crate) fn owner_of(path: &Path, root: &OwnedFd) -> Result<MarkerOwner, Trouble> {
     let Some(found) = read(path, root)? else {
-        return Ok(Owner::Nobody);
+        return Ok(MarkerOwner::Nobody);
     };
     match meaning(&found) {
-        Says::Ours => Ok(Owner::Ours),
-        Says::Damaged { sure: true } => Ok(Owner::Damaged),
+        Says::Ours => Ok(MarkerOwner::Ours),
+        Says::Damaged { sure: true } => Ok(MarkerOwner::Damaged),
         Says::Damaged { sure: false } if stranger(path, root, is_lane)?.is_none() => {
-            Ok(Owner::Damaged)
+            Ok(MarkerOwner::Damaged)
         }
         _ => Err(foreign(path, Some(&found))),
     }
@@ -73,8 +74,8 @@ pub(crate) fn claim(
 ) -> Result<(), Trouble> {
     let here = path.join(MARKER);
     match owner_of(path, root)? {
-        Owner::Ours => Ok(()),
-        Owner::Damaged => {
+        MarkerOwner::Ours => Ok(()),
+        MarkerOwner::Damaged => {
             let what = format!("{}: expected the marker, found it damaged", here.display());
             match write(root) {
                 Ok(()) => note(
@@ -86,7 +87,7 @@ pub(crate) fn claim(
             }
             Ok(())
         }
-        Owner::Nobody => {
+        MarkerOwner::Nobody => {
             if let Some(name) = stranger(path, root, |_| false)? {
                 return Err(strange(path, &name));
             }
@@ -95,14 +96,14 @@ pub(crate) fn claim(
             })?;
             // Another lane may have written its marker meanwhile.
             match owner_of(path, root)? {
-                Owner::Nobody => Err(foreign(path, None)),
+                MarkerOwner::Nobody => Err(foreign(path, None)),
                 _ => Ok(()),
             }
         }
     }
 }
 
-/// That there is none, and what is there instead.
+/// The error that there is no marker, which names what is there instead.
 pub(crate) fn missing(path: &Path, root: &OwnedFd) -> Error {
     match stranger(path, root, |_| false) {
         Ok(Some(name)) => strange(path, &name),

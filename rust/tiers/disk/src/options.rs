@@ -16,14 +16,14 @@ const MOST_TIME: Duration = Duration::from_secs(24 * 3600);
 /// Settings of a disk.
 #[derive(Debug, Clone)]
 pub struct DiskOptions {
-    /// The directory, for disks of hybrid-pages alone. It is made if its parent is there.
+    /// The directory, which disks of hybrid-pages alone use. It is made if its parent exists.
     pub path: PathBuf,
     /// Bytes that the entries of this lane may take, those of other identities included.
     pub quota_bytes: u64,
     /// Number of this process among those that share the path: each lane has a directory of its own.
     pub lane: u32,
-    /// A call of the system may take so long, and so long may nothing move while a copy waits; then the disk is
-    /// out for some time. A copy has as many calls as it needs.
+    /// Time limit of one call of the system, and of the time that a copy waits while nothing moves. After that the
+    /// disk is out for some time. A copy may take as many calls as it needs.
     pub deadline: Duration,
     /// Threads that read and write: as many calls are under way at a time.
     pub threads: usize,
@@ -31,7 +31,7 @@ pub struct DiskOptions {
     pub queue_bytes: u64,
     /// The first pause before the disk is tried again after an outage; it doubles up to 64 times.
     pub retry: Duration,
-    /// What files are opened through.
+    /// The door through which files are opened.
     pub door: Arc<dyn Door>,
 }
 

@@ -3,17 +3,17 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
 
-use crate::job::{Direction, Job};
+use crate::job::{CopyDirection, DiskJob};
 use crate::lock;
 
-/// What a thread is to do next.
-pub(crate) enum Work {
+/// Work for a thread.
+pub(crate) enum DiskWork {
     /// A write needs a cell.
-    Place(Arc<Job>),
+    Place(Arc<DiskJob>),
     /// A piece of a copy, by its number.
-    Piece(Arc<Job>, usize),
+    Piece(Arc<DiskJob>, usize),
     /// Reads of small entries in adjacent cells, in their order.
-    Row(Vec<Arc<Job>>),
+    Row(Vec<Arc<DiskJob>>),
 }
 
 /// Most bytes that are read together: enough that a disk is busy with them, and so few that the threads share
@@ -22,10 +22,10 @@ const ROW_BYTES: u64 = 512 << 10;
 
 #[derive(Debug, Default)]
 struct Waiting {
-    reads: VecDeque<(Arc<Job>, usize)>,
-    writes: VecDeque<(Arc<Job>, usize)>,
+    reads: VecDeque<(Arc<DiskJob>, usize)>,
+    writes: VecDeque<(Arc<DiskJob>, usize)>,
     /// Writes that need a cell.
-    placeless: VecDeque<Arc<Job>>,
+    placeless: VecDeque<Arc<DiskJob>>,
     /// A thread finds cells for writes: one at a time, since it may have to remove a directory first.
     placing: bool,
     stopped: bool,
@@ -33,28 +33,28 @@ struct Waiting {
     crew: u64,
 }
 
-/// The queue.
+/// Copies that wait for threads.
 #[derive(Debug, Default)]
-pub(crate) struct Queue {
+pub(crate) struct JobQueue {
     waiting: Mutex<Waiting>,
     changed: Condvar,
 }
 
-impl Queue {
+impl JobQueue {
     /// Adds a copy. A write gets its cell first.
-    pub(crate) fn add(&self, job: Arc<Job>) {
+    pub(crate) fn add(&self, job: Arc<DiskJob>) {
         let mut waiting = lock(&self.waiting);
         match job.direction {
-            Direction::Read => waiting.reads.push_back((job, 0)),
-            Direction::Write => waiting.placeless.push_back(job),
+            CopyDirection::Read => waiting.reads.push_back((job, 0)),
+            CopyDirection::Write => waiting.placeless.push_back(job),
         }
         drop(waiting);
         self.changed.notify_all();
     }
 
-    /// The write that a thread was to find a cell for has one, or `None`: there is none. Before others get
-    /// theirs, its pieces are written.
-    pub(crate) fn placed(&self, job: Option<Arc<Job>>) {
+    /// Reports that a write has its cell, or, by `None`, that there is none for it. The pieces of the write are
+    /// written before the next write gets a cell.
+    pub(crate) fn placed(&self, job: Option<Arc<DiskJob>>) {
         let mut waiting = lock(&self.waiting);
         waiting.placing = false;
         waiting.writes.extend(job.map(|job| (job, 0)));
@@ -62,8 +62,8 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Waits for work; `None`: the thread is to leave.
-    pub(crate) fn next(&self, crew: u64) -> Option<Work> {
+    /// Waits for work. `None` tells the thread to end.
+    pub(crate) fn next(&self, crew: u64) -> Option<DiskWork> {
         let mut waiting = lock(&self.waiting);
         loop {
             if waiting.stopped || waiting.crew != crew {
@@ -91,7 +91,7 @@ impl Queue {
     }
 
     /// Drops what waits: copies, each with the number of its pieces that no thread will do.
-    pub(crate) fn clear(&self) -> Vec<(Arc<Job>, usize)> {
+    pub(crate) fn clear(&self) -> Vec<(Arc<DiskJob>, usize)> {
         let mut waiting = lock(&self.waiting);
         let Waiting {
             reads,
@@ -116,7 +116,7 @@ impl Queue {
         waiting.reads.is_empty() && waiting.writes.is_empty() && waiting.placeless.is_empty()
     }
 
-    /// Whether a panic has left what waits in doubt.
+    /// Whether there was a panic while the queue was locked.
     pub(crate) fn is_poisoned(&self) -> bool {
         self.waiting.is_poisoned()
     }
@@ -129,14 +129,14 @@ impl Queue {
 }
 
 impl Waiting {
-    fn take(&mut self) -> Option<Work> {
+    fn take(&mut self) -> Option<DiskWork> {
         let row = self.take_row();
         if !row.is_empty() {
-            return Some(Work::Row(row));
+            return Some(DiskWork::Row(row));
         }
         for pieces in [&mut self.reads, &mut self.writes] {
             if let Some((job, piece)) = pieces.front_mut() {
-                let work = Work::Piece(Arc::clone(job), *piece);
+                let work = DiskWork::Piece(Arc::clone(job), *piece);
                 *piece += 1;
                 if *piece == job.pieces {
                     pieces.pop_front();
@@ -149,11 +149,11 @@ impl Waiting {
         }
         let job = self.placeless.pop_front()?;
         self.placing = true;
-        Some(Work::Place(job))
+        Some(DiskWork::Place(job))
     }
 
     /// The reads that come next, if one call may do several of them.
-    fn take_row(&mut self) -> Vec<Arc<Job>> {
+    fn take_row(&mut self) -> Vec<Arc<DiskJob>> {
         let follows = |count: &usize| {
             let (last, next) = (&self.reads[count - 1].0, &self.reads[*count].0);
             let bytes = (*count as u64 + 1) * next.cell_bytes;

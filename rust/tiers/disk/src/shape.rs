@@ -15,39 +15,39 @@ pub(crate) const BUFFER_BYTES: usize = PIECE_BYTES + HEADER_BYTES;
 
 /// A part of one rank's shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct ShardPart {
     pub(crate) rank: usize,
-    /// From the shard's start; where a tile starts.
+    /// Offset in the shard, where a tile starts.
     pub(crate) offset: usize,
     pub(crate) length: usize,
-    /// From the piece's start.
+    /// Offset in the piece.
     pub(crate) at: usize,
 }
 
 /// A stretch of a cell that one call reads or writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Piece {
-    /// From the cell's start.
+pub(crate) struct CellPiece {
+    /// Offset in the cell.
     pub(crate) at: usize,
     pub(crate) length: usize,
-    pub(crate) parts: Vec<Part>,
+    pub(crate) parts: Vec<ShardPart>,
 }
 
-/// One class of entries on disk.
+/// How entries of one class lie in their cells.
 #[derive(Debug, Clone)]
-pub(crate) struct Shape {
+pub(crate) struct CellShape {
     pub(crate) shard_bytes: usize,
     pub(crate) cell_bytes: u64,
     /// Slots of the host that an entry takes.
     pub(crate) slots: usize,
-    /// The first has the header.
-    pub(crate) pieces: Vec<Piece>,
+    /// The pieces of a cell; the first has the header.
+    pub(crate) pieces: Vec<CellPiece>,
 }
 
-impl Shape {
+impl CellShape {
     fn new(shard_bytes: usize, ranks: usize, slots: usize) -> Self {
         let mut pieces = Vec::new();
-        let mut piece = Piece {
+        let mut piece = CellPiece {
             at: 0,
             length: HEADER_BYTES,
             parts: Vec::new(),
@@ -60,7 +60,7 @@ impl Shape {
                 let length = (shard_bytes - offset).min(room / TILE_BYTES * TILE_BYTES);
                 if length == 0 {
                     let at = piece.at + piece.length;
-                    let next = Piece {
+                    let next = CellPiece {
                         at,
                         length: 0,
                         parts: Vec::new(),
@@ -68,7 +68,7 @@ impl Shape {
                     pieces.push(std::mem::replace(&mut piece, next));
                     continue;
                 }
-                piece.parts.push(Part {
+                piece.parts.push(ShardPart {
                     rank,
                     offset,
                     length,
@@ -98,7 +98,7 @@ impl Shape {
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for slots that the ranks can't share, and more ranks than a header has room for.
-pub(crate) fn shapes(geometry: &Geometry, slot_bytes: usize) -> Result<Vec<Shape>> {
+pub(crate) fn shapes(geometry: &Geometry, slot_bytes: usize) -> Result<Vec<CellShape>> {
     let ranks = geometry.ranks();
     if ranks > crate::format::MAX_RANKS {
         return Err(Error::InvalidArgument(format!(
@@ -109,14 +109,14 @@ pub(crate) fn shapes(geometry: &Geometry, slot_bytes: usize) -> Result<Vec<Shape
     let classes = geometry.classes().iter();
     let shape = |class: &hybrid_pages::geometry::PageClass| {
         let slots = geometry.slots_per_entry(class.index, slot_bytes)?;
-        Ok(Shape::new(class.rank_bytes, ranks, slots))
+        Ok(CellShape::new(class.rank_bytes, ranks, slots))
     };
     classes.map(shape).collect()
 }
 
 /// Slots of a room whose entries, of whatever classes, never take more than the quota on disk.
-pub(crate) fn capacity(shapes: &[Shape], quota: u64) -> u64 {
-    let of = |shape: &Shape| {
+pub(crate) fn capacity(shapes: &[CellShape], quota: u64) -> u64 {
+    let of = |shape: &CellShape| {
         u128::from(quota) * shape.slots as u128 / u128::from(shape.cell_bytes.max(1))
     };
     let least = shapes.iter().map(of).min().unwrap_or(0);
@@ -139,7 +139,7 @@ mod tests {
             (3 << 20) + 5,
         ] {
             for ranks in [1, 2, 3, 7] {
-                let shape = Shape::new(shard, ranks, 1);
+                let shape = CellShape::new(shard, ranks, 1);
                 let mut at = 0;
                 let mut next = vec![0; ranks];
                 for piece in &shape.pieces {
@@ -165,9 +165,9 @@ mod tests {
     #[test]
     fn a_full_room_fits_the_quota() {
         let shapes = [
-            Shape::new(64, 2, 1),
-            Shape::new(200, 2, 4),
-            Shape::new(5 << 20, 2, 9),
+            CellShape::new(64, 2, 1),
+            CellShape::new(200, 2, 4),
+            CellShape::new(5 << 20, 2, 9),
         ];
         for quota in [0, 1, 1 << 20, 123_456_789, 1 << 40, u64::MAX] {
             let room = capacity(&shapes, quota);

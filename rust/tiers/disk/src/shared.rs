@@ -1,4 +1,4 @@
-//! What the threads of a disk share with it, and how copies end.
+//! The state that a disk shares with its threads and handles, and how copies end.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,14 +7,14 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::book::{Book, Trash, Victim, minute};
-use crate::format::Place;
-use crate::health::Health;
-use crate::job::{Direction, Job};
-use crate::lane::{self, Lane};
+use crate::format::IndexRecord;
+use crate::health::DiskHealth;
+use crate::job::{CopyDirection, DiskJob};
+use crate::lane::{self, DiskLane};
 use crate::lock;
 use crate::options::DiskOptions;
-use crate::queue::Queue;
-use crate::shape::Shape;
+use crate::queue::JobQueue;
+use crate::shape::CellShape;
 use crate::stats::{DiskFailure, DiskStats};
 use crate::trouble::Trouble;
 use crate::uses::{Learner, Uses};
@@ -27,28 +27,28 @@ use hybrid_pages_tiers::{CopyEnds, Identity, Ledger, PanicFlag, Planes, panicked
 const GIVING: Duration = Duration::from_millis(2);
 const MOST_WAITS: usize = 5_000;
 
-/// Shared by a disk, its handles and its threads. Of these locks, `opening` is taken first and the book's before the
-/// others, and none but `opening` is held while a system call runs that may wait for the device.
+/// The state that a disk shares with its handles and threads. Of the locks, `opening` is taken first and that of the
+/// book before the others. None but `opening` is held during a system call that may wait for the device.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct DiskShared {
     pub(crate) options: DiskOptions,
-    pub(crate) shapes: Vec<Shape>,
+    pub(crate) shapes: Vec<CellShape>,
     pub(crate) ranks: usize,
     pub(crate) slot_bytes: usize,
-    /// Once it could be taken.
-    lane: OnceLock<Lane>,
+    /// The lane, once it could be taken.
+    lane: OnceLock<DiskLane>,
     /// The path of the lane, for messages.
     pub(crate) place: String,
     pub(crate) planes: OnceLock<Planes>,
-    /// From the time when it is to be connected.
+    /// The identity, from the time when the disk is to be connected.
     pub(crate) identity: OnceLock<Identity>,
-    /// Whoever opens the lane and the store holds this.
+    /// Held while the lane and the store are opened.
     pub(crate) opening: Mutex<()>,
-    /// What the identity was made from, if that could not be written yet.
+    /// Description of what the identity was made from, until it is written.
     pub(crate) about: Mutex<Option<String>>,
-    pub(crate) queue: Queue,
+    pub(crate) queue: JobQueue,
     pub(crate) book: Mutex<Book>,
-    pub(crate) health: Mutex<Health>,
+    pub(crate) health: Mutex<DiskHealth>,
     pub(crate) ended: CopyEnds,
     panic: PanicFlag,
     /// Threads that read and write, those that hang included.
@@ -109,10 +109,10 @@ impl Bell {
     }
 }
 
-impl Shared {
+impl DiskShared {
     pub(crate) fn new(
         options: DiskOptions,
-        shapes: Vec<Shape>,
+        shapes: Vec<CellShape>,
         (ranks, slot_bytes): (usize, usize),
         learner: Learner,
     ) -> Self {
@@ -126,7 +126,7 @@ impl Shared {
             learner,
             process: Process::current(),
             book: Mutex::new(Book::new(options.quota_bytes, &shapes, door)),
-            health: Mutex::new(Health::new(options.retry)),
+            health: Mutex::new(DiskHealth::new(options.retry)),
             shapes,
             ranks,
             lane: OnceLock::new(),
@@ -135,7 +135,7 @@ impl Shared {
             identity: OnceLock::new(),
             opening: Mutex::default(),
             about: Mutex::default(),
-            queue: Queue::default(),
+            queue: JobQueue::default(),
             ended: CopyEnds::default(),
             panic: PanicFlag::default(),
             threads: AtomicUsize::new(0),
@@ -192,19 +192,19 @@ impl Shared {
     }
 
     /// The lane, which is taken if it is not yet.
-    pub(crate) fn take_lane(&self) -> std::result::Result<&Lane, Trouble> {
+    pub(crate) fn take_lane(&self) -> std::result::Result<&DiskLane, Trouble> {
         if let Some(lane) = self.lane.get() {
             return Ok(lane);
         }
         let (path, number) = (&self.options.path, self.options.lane);
-        let lane = Lane::open(path, number, &mut |reason, what| {
+        let lane = DiskLane::open(path, number, &mut |reason, what| {
             self.ledger.failed(reason, what)
         })?;
         Ok(self.lane.get_or_init(|| lane))
     }
 
     /// The lane, if it could be taken.
-    pub(crate) fn lane(&self) -> io::Result<&Lane> {
+    pub(crate) fn lane(&self) -> io::Result<&DiskLane> {
         let lane = self.lane.get();
         lane.ok_or_else(|| io::Error::other("expected a lane, found none yet"))
     }
@@ -215,8 +215,8 @@ impl Shared {
         let mut stats = self.ledger.counts();
         for job in book.running.values() {
             match job.direction {
-                Direction::Read => stats.reading += 1,
-                Direction::Write => stats.writing += 1,
+                CopyDirection::Read => stats.reading += 1,
+                CopyDirection::Write => stats.writing += 1,
             }
         }
         stats.out = broken || lock(&self.health).is_out();
@@ -238,7 +238,7 @@ impl Shared {
     }
 
     /// Makes room for a write and takes its cell.
-    pub(crate) fn place(&self, job: &Job) -> std::result::Result<u64, (DiskFailure, Cause)> {
+    pub(crate) fn place(&self, job: &DiskJob) -> std::result::Result<u64, (DiskFailure, Cause)> {
         for _ in 0..MOST_WAITS {
             let victim = {
                 let mut book = lock(&self.book);
@@ -266,7 +266,7 @@ impl Shared {
     }
 
     /// Makes the room that a victim was chosen for.
-    pub(crate) fn give(&self, victim: Victim, store: &crate::store::Store) {
+    pub(crate) fn give(&self, victim: Victim, store: &crate::store::DiskStore) {
         match victim {
             Victim::Entry => self.bell.ring(),
             Victim::Nobody => {}
@@ -299,23 +299,23 @@ impl Shared {
 
     /// All pieces of a copy are over: its end is reported, unless that was done, and its cell is kept or
     /// given back. It ends, also if that panics.
-    pub(crate) fn finish(&self, job: &Arc<Job>) {
+    pub(crate) fn finish(&self, job: &Arc<DiskJob>) {
         if !self.unless_it_panics(|| self.end(job)) {
             // The cache ignores the end of one that has ended.
             self.report(job, Err(Error::disk(panicked("disk"))));
         }
     }
 
-    fn end(&self, job: &Arc<Job>) {
+    fn end(&self, job: &Arc<DiskJob>) {
         let shape = &self.shapes[job.class];
         let failure = job.failure().or_else(|| {
             let wrong = job.found_sums(shape) != job.sums[..];
             wrong.then(|| match job.direction {
-                Direction::Read => {
+                CopyDirection::Read => {
                     let what = "expected the bytes that were written, found others";
                     (DiskFailure::Checksum, what.into())
                 }
-                Direction::Write => {
+                CopyDirection::Write => {
                     let what = "expected slots with the bytes that were offered, found others";
                     (DiskFailure::Source, what.into())
                 }
@@ -325,8 +325,8 @@ impl Shared {
         let wanted = book.running.remove(&job.copy).is_some();
         let current = job.store.epoch == book.epoch;
         match job.direction {
-            Direction::Read => self.end_read(&mut book, job, failure.as_ref(), current),
-            Direction::Write => {
+            CopyDirection::Read => self.end_read(&mut book, job, failure.as_ref(), current),
+            CopyDirection::Write => {
                 self.end_write(&mut book, job, failure.as_ref(), wanted && current);
             }
         }
@@ -340,8 +340,10 @@ impl Shared {
         }
         let result = match (failure, job.direction) {
             // The cache compares the checksums itself, and counts.
-            (None | Some((DiskFailure::Checksum, _)), Direction::Read) => Ok(job.found_sums(shape)),
-            (None, Direction::Write) => Ok(Vec::new()),
+            (None | Some((DiskFailure::Checksum, _)), CopyDirection::Read) => {
+                Ok(job.found_sums(shape))
+            }
+            (None, CopyDirection::Write) => Ok(Vec::new()),
             (Some((_, what)), _) => Err(Error::disk(what)),
         };
         // Whoever finds nothing running any more finds the end and the counts, too.
@@ -352,7 +354,7 @@ impl Shared {
     fn end_read(
         &self,
         book: &mut Book,
-        job: &Job,
+        job: &DiskJob,
         failure: Option<&(DiskFailure, Cause)>,
         current: bool,
     ) {
@@ -380,11 +382,11 @@ impl Shared {
     fn end_write(
         &self,
         book: &mut Book,
-        job: &Arc<Job>,
+        job: &Arc<DiskJob>,
         failure: Option<&(DiskFailure, Cause)>,
         wanted: bool,
     ) {
-        let mine = |other: &Arc<Job>| Arc::ptr_eq(other, job);
+        let mine = |other: &Arc<DiskJob>| Arc::ptr_eq(other, job);
         if book.writing.get(&job.name).is_some_and(mine) {
             book.writing.remove(&job.name);
         }
@@ -401,7 +403,7 @@ impl Shared {
             book.give_cell(job.class, cell);
             return;
         }
-        let place = Place {
+        let place = IndexRecord {
             class: job.class,
             block: job.block,
             cell,
@@ -418,7 +420,7 @@ impl Shared {
         self.bell.ring();
     }
 
-    fn report(&self, job: &Job, result: Result<Vec<u64>>) {
+    fn report(&self, job: &DiskJob, result: Result<Vec<u64>>) {
         let copy = job.copy;
         self.ended.add(copy, result);
     }
@@ -428,7 +430,7 @@ impl Shared {
     pub(crate) fn abandon_all(&self) -> bool {
         let dropped = self.queue.clear();
         let mut book = lock(&self.book);
-        let jobs: Vec<Arc<Job>> = book.running.values().cloned().collect();
+        let jobs: Vec<Arc<DiskJob>> = book.running.values().cloned().collect();
         let mut given_up = Vec::new();
         for job in jobs {
             if job.leave_slots() {

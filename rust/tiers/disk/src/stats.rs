@@ -5,11 +5,11 @@ use std::time::Duration;
 use hybrid_pages_tiers::{counts, failures};
 
 failures! {
-    /// Why a copy failed, or an entry was lost: one count each.
+    /// Kinds of failures and damage, each with a count of its own.
     pub enum DiskFailure {
         /// A cell holds something else than the index says.
         Header = "header",
-        /// Bytes that have not the checksums that they were written with.
+        /// Bytes with other checksums than they were written with.
         Checksum = "checksum",
         /// A file ends before its cell does.
         Short = "short",
@@ -25,7 +25,7 @@ failures! {
         Write = "write",
         /// No cell within the quota.
         Quota = "quota",
-        /// The bytes in the slots had not the checksums that they were offered with.
+        /// Slots with bytes of other checksums than they were offered with.
         Source = "source",
         /// The index could not be opened, and is tried again; or not be written, and is made anew.
         Index = "index",
@@ -37,22 +37,22 @@ failures! {
         Directory = "directory",
         /// Bytes that could not be synced, or a hole that could not be punched.
         Upkeep = "upkeep",
-        /// What the policy had learned was damaged or of another version; it learns anew.
+        /// The saved knowledge of the policy was damaged or of another version; the policy learns anew.
         Learnt = "learnt",
     }
 }
 
-/// Upper limits, in microseconds, of the buckets of [`Latencies`]; the last bucket has none.
+/// Upper limits, in microseconds, of the buckets of [`Latencies`]. The last bucket has none.
 pub const LATENCY_LIMITS_US: [u64; 11] = [
     250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000,
 ];
 
-/// How long copies took, from their call to their end.
+/// A histogram of how long copies took, from their call to their end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Latencies {
-    /// Copies in each bucket, not added up.
+    /// Copies in each bucket alone, not cumulated.
     pub buckets: [u64; LATENCY_LIMITS_US.len() + 1],
-    /// All of them together, in microseconds.
+    /// Sum of all durations, in microseconds.
     pub sum_us: u64,
 }
 
@@ -66,21 +66,21 @@ impl Latencies {
 }
 
 counts! {
-    /// Counts of a disk at one moment, since it was connected where they are not of the moment.
+    /// Counts of a disk at one moment. Counts of events begin when it is connected.
     pub struct DiskStats: DiskFailure {
-        /// Lookups of an entry that was there.
+        /// Lookups of an entry that was found.
         hits: u64,
-        /// Lookups of an entry that was not, or while the disk was out.
+        /// Lookups of an entry that was not found, or while the disk was out.
         misses: u64,
         /// Entries read.
         reads: u64,
-        /// Payload of them.
+        /// Bytes of payload of the entries read.
         read_bytes: u64,
         /// Entries written.
         writes: u64,
         /// Bytes written for entries, headers and padding included.
         written_bytes: u64,
-        /// Writes that were not needed: the bytes were there.
+        /// Writes that were not needed: the disk had the entry.
         spared_writes: u64,
         /// Reads that have not ended.
         reading: u64,
@@ -88,9 +88,9 @@ counts! {
         writing: u64,
         /// Times that an entry was offered while the disk took none.
         dropped: u64,
-        /// Times that the disk was taken out because it hung or could not be opened.
+        /// Outages: times that the disk began to be left alone because it hung or could not be opened.
         outages: u64,
-        /// Whether it is out now.
+        /// Whether the disk is out now.
         out: bool,
         /// Entries that can be found.
         entries: u64,
@@ -104,7 +104,7 @@ counts! {
         quota_bytes: u64,
         /// Entries written that a new process would find after this one is killed.
         durable: u64,
-        /// Whether what is written now outlives this process: not after a clear.
+        /// Whether a later process finds what is written now: not after a reset.
         persistent: bool,
         /// Whether bytes go past the system's cache.
         direct: bool,

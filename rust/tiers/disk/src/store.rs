@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use memmap2::MmapMut;
 
 use crate::door::{ALIGNMENT, Door, DoorFile};
-use crate::shape::Shape;
+use crate::shape::CellShape;
 use crate::tree::{ABOUT, ABOUT_DRAFT, MOST_ABOUT};
 use hybrid_pages_tiers::Identity;
 
 /// An open store. Copies under way keep theirs when the disk has moved on to another.
 #[derive(Debug)]
-pub(crate) struct Store {
+pub(crate) struct DiskStore {
     pub(crate) identity: Identity,
-    /// Goes up with every store of a disk.
+    /// Number of the store: each one of a disk has a greater one than those before.
     pub(crate) epoch: u64,
     /// Name of the directory.
     pub(crate) directory: String,
@@ -28,7 +28,7 @@ pub(crate) struct Store {
     punches: AtomicBool,
 }
 
-/// What makes a store.
+/// Names of a store that is to be opened.
 pub(crate) struct StoreNames {
     pub(crate) identity: Identity,
     pub(crate) epoch: u64,
@@ -36,7 +36,7 @@ pub(crate) struct StoreNames {
     pub(crate) persistent: bool,
 }
 
-impl Store {
+impl DiskStore {
     /// Opens the slabs, one per class, and makes those that are not there.
     pub(crate) fn open(
         door: &dyn Door,
@@ -60,7 +60,7 @@ impl Store {
     }
 
     /// How many whole cells each slab has room for.
-    pub(crate) fn cells(&self, shapes: &[Shape]) -> io::Result<Vec<u64>> {
+    pub(crate) fn cells(&self, shapes: &[CellShape]) -> io::Result<Vec<u64>> {
         let slabs = self.slabs.iter().zip(shapes);
         slabs
             .map(|(slab, shape)| Ok(slab.length()? / shape.cell_bytes))
@@ -87,7 +87,7 @@ impl Store {
     }
 
     /// Gives back the room of a cell; the disk keeps it where the file system can't.
-    pub(crate) fn punch(&self, shapes: &[Shape], class: usize, cell: u64) -> io::Result<()> {
+    pub(crate) fn punch(&self, shapes: &[CellShape], class: usize, cell: u64) -> io::Result<()> {
         let bytes = shapes[class].cell_bytes;
         self.punch_range(class, cell * bytes, bytes)
     }
@@ -109,7 +109,7 @@ impl Store {
     /// before it.
     pub(crate) fn tidy(
         &self,
-        shapes: &[Shape],
+        shapes: &[CellShape],
         room: &[(u64, Vec<std::ops::Range<u64>>)],
     ) -> io::Result<()> {
         for (class, (end, gaps)) in room.iter().enumerate() {

@@ -11,14 +11,14 @@ use hybrid_pages::error::{Cause, Error};
 /// Why a disk cannot be opened.
 #[derive(Debug)]
 pub(crate) enum Trouble {
-    /// It is somebody else's, in use, or no disk: the start is refused.
+    /// The path is somebody else's, in use, or no directory: the start is refused.
     Refused(Error),
     /// The system refused a call. What is on the disk is not known, so it stays as it is, and it is tried again.
     Passing(DiskFailure, Cause),
 }
 
 impl Trouble {
-    /// Of a call for something below the disk path.
+    /// The trouble that a failed call for something below the disk path means.
     pub(crate) fn of(
         reason: DiskFailure,
         place: impl Display,
@@ -36,7 +36,7 @@ impl Trouble {
         }
     }
 
-    /// Of a call for the disk path itself: what its settings can cause is refused, too.
+    /// The trouble that a failed call for the disk path itself means: what wrong settings can cause is refused, too.
     pub(crate) fn of_path(place: impl Display, what: &str, error: Errno) -> Self {
         match error {
             Errno::NOENT

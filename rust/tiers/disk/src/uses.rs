@@ -1,4 +1,4 @@
-//! What the next process is to know of this one: when entries are used, and what the policy learns.
+//! Uses of entries and knowledge of the policy, which the next process takes over.
 //!
 //! The cache tells the tier's policy of every use, by id, and knows nothing of clocks. A policy around it notes
 //! the uses by name, and tells it how old an entry is that an earlier process left. An entry enters the room right after its [`find`](hybrid_pages::tier::Below::find) and right
@@ -22,20 +22,20 @@ struct Used {
     name: Name,
     /// The page that it stands on, which is used whenever it is.
     page: Option<EntryId>,
-    /// Of its last use.
+    /// The minute of the last use.
     minute: u64,
 }
 
 /// Uses of entries.
 #[derive(Debug)]
 pub(crate) struct Uses {
-    /// For the time.
+    /// Tells the time.
     door: Arc<dyn Door>,
     names: HashMap<EntryId, Used>,
-    /// With the milliseconds since it was used, if an earlier process left it.
+    /// The entry that was found last, with the milliseconds since its last use if an earlier process left it.
     found: Option<(Name, Option<u64>)>,
     entered: Option<(EntryId, Option<EntryId>)>,
-    /// Used since they were last taken: of each, the first use of a minute.
+    /// Entries used since the last [`take`](Self::take), once a minute each.
     used: Vec<Name>,
 }
 
@@ -63,12 +63,12 @@ impl Uses {
         }
     }
 
-    /// What was used since the last call.
+    /// Names of the entries that were used since the last call.
     pub(crate) fn take(&mut self) -> Vec<Name> {
         std::mem::take(&mut self.used)
     }
 
-    /// Returns how long an entry was not used that an earlier process left.
+    /// An entry enters the room. Returns the milliseconds since its last use, if an earlier process left it.
     fn enter(&mut self, id: EntryId, page: Option<EntryId>) -> Option<u64> {
         self.entered = Some((id, page));
         let Some((name, unused)) = self.found.take() else {
@@ -103,7 +103,7 @@ impl Uses {
     }
 }
 
-/// What a policy has learned, for others than the cache.
+/// The tier's policy, as others than the cache see it: they save and restore its knowledge.
 #[derive(Clone)]
 pub(crate) struct Learner(Arc<Mutex<Box<dyn Policy>>>);
 
@@ -112,7 +112,7 @@ impl Learner {
         Self(Arc::new(Mutex::new(policy)))
     }
 
-    /// What it has learned by now.
+    /// The knowledge of the policy in bytes.
     pub(crate) fn learnt(&self) -> Vec<u8> {
         if self.0.is_poisoned() {
             return Vec::new();
@@ -132,10 +132,11 @@ impl Debug for Learner {
     }
 }
 
-/// Added to the clock, in milliseconds: entries were used before it began.
+/// Added to the policy's clock, in milliseconds, since entries of earlier processes were used before that clock
+/// began.
 const BEFORE: u64 = 1 << 40;
 
-/// A policy whose uses are noted.
+/// The tier's policy for the cache: it also notes uses.
 pub(crate) struct Noting {
     policy: Learner,
     refreshes_path: bool,

@@ -1,4 +1,4 @@
-//! What is known of many entries, by name, for tiers whose calls must not take longer the more there are.
+//! Maps of many entries by their names, for tiers whose calls must not take longer the more entries there are.
 //!
 //! A table that grows moves all that it has, and one that is dropped frees all of it: so there are many small ones.
 
@@ -32,7 +32,7 @@ impl<V> Default for ByName<V> {
 }
 
 impl<V> ByName<V> {
-    /// Names in it.
+    /// Number of names.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len
@@ -44,26 +44,26 @@ impl<V> ByName<V> {
         self.len == 0
     }
 
-    /// What is known of an entry.
+    /// The value of a name.
     #[must_use]
     pub fn get(&self, name: &Name) -> Option<&V> {
         self.parts[part_of(name)].get(name)
     }
 
-    /// Whether anything is.
+    /// Whether there is a value of a name.
     #[must_use]
     pub fn contains(&self, name: &Name) -> bool {
         self.get(name).is_some()
     }
 
-    /// Notes it; gives back what was noted before.
+    /// Sets the value of a name. Returns the value before.
     pub fn insert(&mut self, name: Name, value: V) -> Option<V> {
         let before = self.parts[part_of(&name)].insert(name, value);
         self.len += usize::from(before.is_none());
         before
     }
 
-    /// Forgets it.
+    /// Removes a name. Returns its value.
     pub fn remove(&mut self, name: &Name) -> Option<V> {
         let found = self.parts[part_of(name)].remove(name);
         self.len -= usize::from(found.is_some());
@@ -76,30 +76,31 @@ impl<V> ByName<V> {
     }
 }
 
-/// What is known of the entries that were last heard of: one half at least of the most that it may have.
+/// A map of the names that were inserted last: at least half as many as its limit.
 #[derive(Debug)]
 pub struct Recent<V> {
-    parts: Box<[Part<V>]>,
+    parts: Box<[RecentPart<V>]>,
     /// Names in the younger table of a part.
     most: usize,
-    /// What is older says nothing any more.
+    /// Values are forgotten when they are older than this, or up to twice as old.
     age: Option<Duration>,
     len: usize,
 }
 
 /// The older table is forgotten when the younger is full, or all that is in it has become too old.
 #[derive(Debug)]
-struct Part<V> {
+struct RecentPart<V> {
     young: HashMap<Name, V>,
     old: HashMap<Name, V>,
     since: Option<Instant>,
 }
 
 impl<V> Recent<V> {
-    /// Nothing yet, and never more than about `most`, nor anything that is older than twice an age when others come.
+    /// An empty map. It never has more than about `most` names, and forgets those older than twice `age` when others
+    /// come.
     #[must_use]
     pub fn new(most: usize, age: Option<Duration>) -> Self {
-        let part = |_| Part {
+        let part = |_| RecentPart {
             young: HashMap::new(),
             old: HashMap::new(),
             since: None,
@@ -112,7 +113,7 @@ impl<V> Recent<V> {
         }
     }
 
-    /// Names in it.
+    /// Number of names.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len
@@ -124,14 +125,14 @@ impl<V> Recent<V> {
         self.len == 0
     }
 
-    /// What is known of an entry.
+    /// The value of a name.
     #[must_use]
     pub fn get(&self, name: &Name) -> Option<&V> {
         let part = &self.parts[part_of(name)];
         part.young.get(name).or_else(|| part.old.get(name))
     }
 
-    /// Notes it. Returns how many others were forgotten for that.
+    /// Sets the value of a name. Returns how many others were forgotten for that.
     pub fn insert(&mut self, name: Name, value: V, now: Instant) -> usize {
         self.remove(&name);
         let part = &mut self.parts[part_of(&name)];
@@ -149,7 +150,7 @@ impl<V> Recent<V> {
         forgotten
     }
 
-    /// Forgets it.
+    /// Removes a name. Returns its value.
     pub fn remove(&mut self, name: &Name) -> Option<V> {
         let part = &mut self.parts[part_of(name)];
         let found = part.young.remove(name).or_else(|| part.old.remove(name));
@@ -159,11 +160,11 @@ impl<V> Recent<V> {
 
     /// Takes out a few: all of one part. None if there are none.
     pub fn take_some(&mut self) -> Vec<Name> {
-        let filled = |part: &&mut Part<V>| !part.young.is_empty() || !part.old.is_empty();
+        let filled = |part: &&mut RecentPart<V>| !part.young.is_empty() || !part.old.is_empty();
         let Some(part) = self.parts.iter_mut().find(filled) else {
             return Vec::new();
         };
-        let Part { young, old, .. } = part;
+        let RecentPart { young, old, .. } = part;
         let taken = young.drain().chain(old.drain()).map(|(name, _)| name);
         let taken: Vec<Name> = taken.collect();
         self.len -= taken.len();

@@ -12,7 +12,7 @@ pub trait Failure: Copy + Eq + 'static {
     fn index(self) -> usize;
 }
 
-/// What a tier counts. [`counts!`](crate::counts) makes such a type.
+/// The counts of a tier. [`counts!`](crate::counts) makes such a type.
 pub trait Counts: Clone + Default {
     /// Kinds of failures that are counted one by one.
     type Failure: Failure;

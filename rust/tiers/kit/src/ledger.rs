@@ -11,7 +11,7 @@ use crate::counts::{Counts, Failure};
 /// are counted only.
 #[derive(Debug)]
 pub struct Ledger<C: Counts> {
-    /// What each note begins with.
+    /// The text that each note begins with.
     prefix: String,
     counts: Mutex<C>,
     notes: Mutex<Notes>,
@@ -85,7 +85,7 @@ impl<C: Counts> Ledger<C> {
         lock(&self.notes).waiting.push(note);
     }
 
-    /// What was noted since the last call.
+    /// The notes since the last call.
     #[must_use]
     pub fn take_notes(&self) -> Vec<String> {
         std::mem::take(&mut lock(&self.notes).waiting)

@@ -1,14 +1,14 @@
-//! How tiers that outlive a process, or are shared by several, name entries and what their bytes depend on.
+//! Names of entries and identities, for tiers that outlive a process or are shared by several.
 
 use hybrid_pages::ids::EntryKey;
 
 /// The name of an entry: a digest of its key.
 pub type Name = [u8; 32];
 
-/// Names an identity: whatever the bytes depend on, the geometry included.
+/// An identity: a digest of everything that the bytes of entries depend on, the geometry included.
 pub type Identity = [u8; 32];
 
-/// The name of an entry.
+/// The name of the entry with this key.
 #[must_use]
 pub fn name_of(key: &EntryKey) -> Name {
     let mut hasher = blake3::Hasher::new();

@@ -1,4 +1,4 @@
-//! The slots that copies read and fill.
+//! The slots of the host, as the copies of tiers read and fill them.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -13,7 +13,7 @@ use hybrid_pages_arena::Arena;
 /// Parts that the system writes at a time.
 const MOST_PARTS: usize = 1024;
 
-/// One plane per rank.
+/// The planes of an arena, one per rank.
 #[derive(Debug)]
 pub struct Planes(Vec<SlotMemory>);
 
@@ -33,7 +33,7 @@ impl Planes {
         Ok(Self(planes.collect::<Result<_>>()?))
     }
 
-    /// Whether these slots exist and hold so many bytes in each plane.
+    /// Whether these slots exist and have room for `shard_bytes` in each plane.
     pub fn hold(&self, slots: &[SlotId], shard_bytes: usize) -> bool {
         self.0.iter().all(|plane| {
             let known = |slot: &SlotId| (slot.0 as usize) < plane.slots();
@@ -42,7 +42,7 @@ impl Planes {
         })
     }
 
-    /// Copies a tile of a shard out, and gives its digest.
+    /// Copies a tile of a shard out of slots. Returns its digest.
     ///
     /// # Safety
     /// Nobody writes these slots meanwhile.
@@ -65,10 +65,10 @@ impl Planes {
         tile.digest()
     }
 
-    /// The digest of a tile of a shard.
+    /// The digest of a tile of a shard in slots.
     ///
     /// # Safety
-    /// As of [`gather`](Self::gather).
+    /// Nobody writes these slots meanwhile.
     pub unsafe fn digest(
         &self,
         rank: usize,
@@ -84,7 +84,7 @@ impl Planes {
         tile.digest()
     }
 
-    /// Writes a tile of a shard past the caches, and gives its digest.
+    /// Writes a tile of a shard into slots, past the processor's caches. Returns its digest.
     ///
     /// # Safety
     /// Nobody else uses these slots meanwhile.
@@ -105,7 +105,7 @@ impl Planes {
     /// write the slots meanwhile, and then the file has any bytes.
     ///
     /// # Errors
-    /// Those of the file system; any number of bytes may be there.
+    /// The errors of the file system; any part of the bytes may have been written.
     pub fn write(
         &self,
         rank: usize,

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 /// Weight of a new measurement.
 const WEIGHT: f64 = 0.3;
-/// What was measured counts half after so long: a store that was slow once is tried again.
+/// Time after which a measurement counts half, so that a store that was slow once is tried again.
 const HALF_LIFE: Duration = Duration::from_secs(30);
 /// Reads of fewer bytes say nothing of bandwidth.
 const LEAST_BYTES: u64 = 256 << 10;
@@ -22,12 +22,12 @@ pub struct Speed {
 }
 
 impl Speed {
-    /// A small answer took so long.
+    /// Notes how long a small answer took.
     pub fn answered(&mut self, took: Duration) {
         self.latency = Some(mix(self.latency, took.as_secs_f64()));
     }
 
-    /// Reads that ran beside each other brought so many of the bytes that were asked for in that time.
+    /// Notes reads that ran side by side: the bytes that were asked for, those that came, and the time.
     pub fn brought(&mut self, asked: u64, bytes: u64, took: Duration) {
         let took = (took.as_secs_f64() - self.latency.unwrap_or(0.0)).max(1e-6);
         if asked >= LEAST_BYTES {
@@ -37,13 +37,13 @@ impl Speed {
         }
     }
 
-    /// What a measurement still counts, of 1.
+    /// How much the last measurement still counts: 1 at first, half of it after each half-life.
     fn trust(&self) -> f64 {
         let age = self.measured.map_or(0.0, |at| at.elapsed().as_secs_f64());
         0.5_f64.powf(age / HALF_LIFE.as_secs_f64())
     }
 
-    /// How long reading so many bytes takes; nothing before anything was measured.
+    /// How long a read of so many bytes is expected to take; no time before anything was measured.
     #[must_use]
     pub fn expects(&self, bytes: u64) -> Duration {
         let moving = self.bandwidth.map_or(0.0, |rate| bytes as f64 / rate);
@@ -51,7 +51,7 @@ impl Speed {
         Duration::from_secs_f64(expected.min(LONGEST))
     }
 
-    /// How many bytes come within a limit; `None` before anything was measured.
+    /// How many bytes are expected to come within a time limit; `None` before anything was measured.
     #[must_use]
     pub fn in_time(&self, limit: Duration) -> Option<u64> {
         let moving = limit.as_secs_f64() - self.latency.unwrap_or(0.0);
@@ -59,7 +59,7 @@ impl Speed {
         Some(bytes as u64)
     }
 
-    /// Microseconds, and bytes a second; 0 before they were measured.
+    /// Latency in microseconds and bandwidth in bytes a second, each 0 before it was measured.
     #[must_use]
     pub fn measured(&self) -> (u64, u64) {
         let latency = self.latency.map_or(0.0, |seconds| seconds * 1e6);

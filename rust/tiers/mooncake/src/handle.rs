@@ -1,4 +1,4 @@
-//! The tier as its owner sees it, once the cache has the tier itself.
+//! The handle of a Mooncake tier, for its owner: the cache has the tier itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,16 +8,16 @@ use hybrid_pages::guarded::lock;
 use hybrid_pages_arena::Arena;
 use hybrid_pages_tiers::{CONNECTED_TWICE, Identity, Planes, wait_until};
 
-use crate::link::Link;
-use crate::shared::Shared;
-use crate::state::Work;
+use crate::link::HelperLink;
+use crate::shared::MooncakeShared;
+use crate::state::HelperWork;
 use crate::stats::MooncakeStats;
 
 const NAP: Duration = Duration::from_millis(1);
 
 /// Connects a Mooncake tier and counts what it does. It may outlive the tier.
 #[derive(Debug, Clone)]
-pub struct MooncakeHandle(pub(crate) Arc<Shared>);
+pub struct MooncakeHandle(pub(crate) Arc<MooncakeShared>);
 
 impl MooncakeHandle {
     /// Begins to use the store for an identity, over the arena that the cache's slots lie in. Before that it finds
@@ -43,7 +43,7 @@ impl MooncakeHandle {
         if shared.planes.set(planes).is_err() {
             return Err(Error::remote(CONNECTED_TWICE));
         }
-        let link = Link::new(Arc::clone(shared), *identity, paths);
+        let link = HelperLink::new(Arc::clone(shared), *identity, paths);
         shared.state().identity = Some(*identity);
         let thread = std::thread::Builder::new()
             .name("hybrid-pages-mooncake".into())
@@ -64,12 +64,12 @@ impl MooncakeHandle {
         stats.out = !state.answers_now();
         stats.shared = state.identity.is_some() && !state.cleared;
         (stats.latency_us, stats.bandwidth) = state.speed.measured();
-        let reads = |work: &Work| match work {
-            Work::Get(gets) => gets.len() as u64,
+        let reads = |work: &HelperWork| match work {
+            HelperWork::Get(gets) => gets.len() as u64,
             _ => 0,
         };
-        let writes = |work: &Work| match work {
-            Work::Put(puts) => puts.len() as u64,
+        let writes = |work: &HelperWork| match work {
+            HelperWork::Put(puts) => puts.len() as u64,
             _ => 0,
         };
         let running = || state.running.values().map(|batch| &batch.work);
@@ -78,7 +78,7 @@ impl MooncakeHandle {
         stats
     }
 
-    /// What an operator should read: one line for the first failure of each kind, each given once.
+    /// Notes for an operator since the last call: a line for the first failure of each kind, among others.
     #[must_use]
     pub fn take_notes(&self) -> Vec<String> {
         self.0.ledger.take_notes()

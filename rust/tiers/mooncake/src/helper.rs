@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::options::MooncakeOptions;
 use crate::staging::Staging;
-use crate::wire::Message;
+use crate::wire::HelperMessage;
 
 /// How long a line to the helper may wait: it reads all the time.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -23,11 +23,11 @@ pub(crate) struct Helper {
 }
 
 impl Helper {
-    /// Starts one, and gives what it says.
+    /// Starts a helper. Also returns the lines that it will write.
     pub(crate) fn start(
         options: &MooncakeOptions,
         staging: &Staging,
-        start: &Message,
+        start: &HelperMessage,
     ) -> std::io::Result<(Self, UnixStream)> {
         let (ours, theirs) = UnixStream::pair()?;
         let seconds = options.deadline.as_secs_f64().ceil() as u64;
@@ -64,14 +64,14 @@ impl Helper {
         }
     }
 
-    /// Says something.
-    pub(crate) fn tell(&mut self, message: &Message) -> std::io::Result<()> {
+    /// Sends a message.
+    pub(crate) fn tell(&mut self, message: &HelperMessage) -> std::io::Result<()> {
         let mut line = serde_json::to_vec(message).map_err(std::io::Error::other)?;
         line.push(b'\n');
         self.stream.write_all(&line)
     }
 
-    /// Ends it, with so much time to end by itself. Afterwards it touches nothing.
+    /// Ends the helper. It has `patience` to end by itself. Afterwards it touches nothing.
     pub(crate) fn end(&mut self, patience: Duration) {
         let _ = self.stream.shutdown(std::net::Shutdown::Write);
         let begun = Instant::now();

@@ -13,13 +13,13 @@ use hybrid_pages_tiers::Identity;
 
 use crate::helper::Helper;
 use crate::reply;
-use crate::shared::{Shared, refused};
-use crate::state::{Batch, Get, PORTION, Put, State, Work};
+use crate::shared::{MooncakeShared, refused};
+use crate::state::{Get, HelperBatch, HelperWork, MooncakeState, PORTION, Put};
 use crate::stats::MooncakeFailure;
-use crate::value::{Header, key_of};
-use crate::wire::{GetItem, Message, PutItem, Reply};
+use crate::value::{ValueHeader, key_of};
+use crate::wire::{GetItem, HelperMessage, PutItem, Reply};
 
-/// How often what takes too long is looked for.
+/// The pause between two looks for work that takes too long.
 const TICK: Duration = Duration::from_millis(10);
 /// The questions and reads of one prompt come within this time, and go in one batch.
 const GATHERING: Duration = Duration::from_micros(300);
@@ -30,23 +30,23 @@ const ENDING: Duration = Duration::from_millis(200);
 /// How long what runs may take to end when the tier is closed.
 const LEAVING: Duration = Duration::from_secs(5);
 
-/// The thread's own things.
-pub(crate) struct Link {
-    shared: Arc<Shared>,
+/// The state of the thread.
+pub(crate) struct HelperLink {
+    shared: Arc<MooncakeShared>,
     identity: Identity,
     planes: Vec<(String, usize)>,
-    helper: Option<Running>,
+    helper: Option<RunningHelper>,
 }
 
-struct Running {
+struct RunningHelper {
     helper: Helper,
     reader: JoinHandle<()>,
     started: Instant,
 }
 
-impl Link {
+impl HelperLink {
     pub(crate) const fn new(
-        shared: Arc<Shared>,
+        shared: Arc<MooncakeShared>,
         identity: Identity,
         planes: Vec<(String, usize)>,
     ) -> Self {
@@ -58,8 +58,7 @@ impl Link {
         }
     }
 
-    /// Until the tier is closed. Then nothing touches slots any more, and all that was under way ends, also after a
-    /// panic.
+    /// Works until the tier is closed. Then nothing touches slots any more, and all copies end, also after a panic.
     pub(crate) fn run(mut self) {
         if unless_it_panics(|| self.serve()).is_none() {
             self.shared.breaks();
@@ -166,7 +165,7 @@ impl Link {
 
     fn start(&mut self) {
         let shared = &self.shared;
-        let message = Message::Start {
+        let message = HelperMessage::Start {
             master: shared.options.master.clone(),
             planes: self.planes.clone(),
             staging: shared.staging.len(),
@@ -188,7 +187,7 @@ impl Link {
         });
         match outcome {
             Ok((helper, reader)) => {
-                self.helper = Some(Running {
+                self.helper = Some(RunningHelper {
                     helper,
                     reader,
                     started: Instant::now(),
@@ -205,7 +204,7 @@ impl Link {
         }
     }
 
-    /// Gives the helper what it can take.
+    /// Gives the helper as much work as it can take.
     fn give(&mut self) {
         let shared = Arc::clone(&self.shared);
         loop {
@@ -222,7 +221,7 @@ impl Link {
             };
             let message = self::message(&shared, &self.identity, id, &work);
             let given = Instant::now();
-            state.running.insert(id, Batch { work, given });
+            state.running.insert(id, HelperBatch { work, given });
             drop(state);
             if let Err(error) = running.helper.tell(&message) {
                 shared.failed(
@@ -234,7 +233,7 @@ impl Link {
         }
     }
 
-    /// Ends the helper, and then what it was doing: nothing touches slots afterwards.
+    /// Ends the helper, and then the copies that it had: nothing touches slots afterwards.
     fn lose(&mut self, patience: Duration) {
         let Some(mut running) = self.helper.take() else {
             return;
@@ -257,7 +256,7 @@ impl Link {
             }
             state.breaker.open();
         }
-        let batches: Vec<Batch> = state.running.drain().map(|(_, batch)| batch).collect();
+        let batches: Vec<HelperBatch> = state.running.drain().map(|(_, batch)| batch).collect();
         for batch in batches {
             fail(shared, &mut state, batch.work);
         }
@@ -298,20 +297,20 @@ impl Link {
 }
 
 /// Does something again and again until it says that nothing is left: the cache may get at the state meanwhile.
-fn in_portions(shared: &Shared, mut some: impl FnMut(&mut State) -> Option<()>) {
+fn in_portions(shared: &MooncakeShared, mut some: impl FnMut(&mut MooncakeState) -> Option<()>) {
     while some(&mut shared.state()).is_some() {}
 }
 
-/// Nothing comes of the writes that wait.
-fn fail_puts(shared: &Shared) {
+/// Fails all writes that wait.
+fn fail_puts(shared: &MooncakeShared) {
     in_portions(shared, |state| {
         let puts = state.take_puts(PORTION, |_| true);
-        (!puts.is_empty()).then(|| fail(shared, state, Work::Put(puts)))
+        (!puts.is_empty()).then(|| fail(shared, state, HelperWork::Put(puts)))
     });
 }
 
-/// Nothing comes of all that waits.
-fn fail_all(shared: &Shared) {
+/// Fails all copies that wait.
+fn fail_all(shared: &MooncakeShared) {
     fail_puts(shared);
     in_portions(shared, |state| {
         let count = state.gets.len().min(PORTION);
@@ -323,32 +322,32 @@ fn fail_all(shared: &Shared) {
     });
     in_portions(shared, |state| {
         let questions = state.take_questions();
-        (!questions.is_empty()).then(|| fail(shared, state, Work::Ask(questions)))
+        (!questions.is_empty()).then(|| fail(shared, state, HelperWork::Ask(questions)))
     });
 }
 
 /// Ends writes that have not begun.
-pub(crate) fn end_puts(shared: &Shared, puts: Vec<Put>, why: &str) {
+pub(crate) fn end_puts(shared: &MooncakeShared, puts: Vec<Put>, why: &str) {
     for put in puts {
         shared.end(put.copy, Err(refused("an entry that is wanted", why)));
     }
 }
 
-/// Nothing comes of it any more.
-fn fail(shared: &Shared, state: &mut State, work: Work) {
+/// Fails the copies of a batch.
+fn fail(shared: &MooncakeShared, state: &mut MooncakeState, work: HelperWork) {
     match work {
-        Work::Ask(questions) => {
+        HelperWork::Ask(questions) => {
             for question in questions {
                 state.answered(question.name, None);
             }
         }
-        Work::Get(gets) => {
+        HelperWork::Get(gets) => {
             for get in gets {
                 state.free_cells.push(get.cell);
                 end_get(shared, get.copy);
             }
         }
-        Work::Put(puts) => {
+        HelperWork::Put(puts) => {
             if state.closed {
                 let lost = puts.len() as u64;
                 shared.ledger.count_failures(MooncakeFailure::Closed, lost);
@@ -364,11 +363,11 @@ fn fail(shared: &Shared, state: &mut State, work: Work) {
             }
         }
         // They are still to go.
-        Work::Remove(_) => {}
+        HelperWork::Remove(_) => {}
     }
 }
 
-fn end_get(shared: &Shared, copy: Option<CopyId>) {
+fn end_get(shared: &MooncakeShared, copy: Option<CopyId>) {
     if let Some(copy) = copy {
         shared.end(
             copy,
@@ -377,24 +376,29 @@ fn end_get(shared: &Shared, copy: Option<CopyId>) {
     }
 }
 
-fn message(shared: &Shared, identity: &Identity, id: u64, work: &Work) -> Message {
+fn message(
+    shared: &MooncakeShared,
+    identity: &Identity,
+    id: u64,
+    work: &HelperWork,
+) -> HelperMessage {
     let staging = &shared.staging;
     let length = shared.header_bytes();
     match work {
-        Work::Ask(questions) => {
+        HelperWork::Ask(questions) => {
             shared.ledger.count(|counts| counts.lists += 1);
             let keys = questions
                 .iter()
                 .map(|question| key_of(identity, &question.name));
             let (keys, at) = (keys.collect(), staging.question(0));
-            Message::Ask {
+            HelperMessage::Ask {
                 id,
                 keys,
                 at,
                 length,
             }
         }
-        Work::Get(gets) => {
+        HelperWork::Get(gets) => {
             shared.ledger.count(|counts| counts.gets += 1);
             let item = |get: &Get| GetItem {
                 key: key_of(identity, &get.name),
@@ -402,12 +406,12 @@ fn message(shared: &Shared, identity: &Identity, id: u64, work: &Work) -> Messag
                 length: shared.classes[get.class].value_bytes,
             };
             let items = gets.iter().map(item).collect();
-            Message::Get { id, items }
+            HelperMessage::Get { id, items }
         }
-        Work::Put(puts) => {
+        HelperWork::Put(puts) => {
             shared.ledger.count(|counts| counts.puts += 1);
             let item = |(index, put): (usize, &Put)| {
-                let header = Header {
+                let header = ValueHeader {
                     identity,
                     name: &put.name,
                     class: put.class,
@@ -422,17 +426,17 @@ fn message(shared: &Shared, identity: &Identity, id: u64, work: &Work) -> Messag
                 }
             };
             let items = puts.iter().enumerate().map(item).collect();
-            Message::Put { id, items, length }
+            HelperMessage::Put { id, items, length }
         }
-        Work::Remove(names) => {
+        HelperWork::Remove(names) => {
             let keys = names.iter().map(|name| key_of(identity, name)).collect();
-            Message::Remove { id, keys }
+            HelperMessage::Remove { id, keys }
         }
     }
 }
 
 /// Where the shards of an entry lie: plane, offset, length. Adjacent slots make one part.
-fn parts(shared: &Shared, put: &Put) -> Vec<(usize, usize, usize)> {
+fn parts(shared: &MooncakeShared, put: &Put) -> Vec<(usize, usize, usize)> {
     let slot_bytes = shared.slot_bytes / shared.ranks;
     let mut parts: Vec<(usize, usize, usize)> = Vec::new();
     for rank in 0..shared.ranks {
@@ -451,8 +455,8 @@ fn parts(shared: &Shared, put: &Put) -> Vec<(usize, usize, usize)> {
     parts
 }
 
-/// Takes what the helper says, until it ends.
-fn listen(shared: &Shared, identity: &Identity, stream: UnixStream) {
+/// Reads the messages of the helper, until it ends.
+fn listen(shared: &MooncakeShared, identity: &Identity, stream: UnixStream) {
     if unless_it_panics(|| hear(shared, identity, stream)).is_none() {
         shared.breaks();
     }
@@ -460,7 +464,7 @@ fn listen(shared: &Shared, identity: &Identity, stream: UnixStream) {
     shared.bell.notify_all();
 }
 
-fn hear(shared: &Shared, identity: &Identity, stream: UnixStream) {
+fn hear(shared: &MooncakeShared, identity: &Identity, stream: UnixStream) {
     let mut tile = [0; TILE_BYTES];
     for line in BufReader::new(stream).lines() {
         let reply = line.ok().and_then(|line| serde_json::from_str(&line).ok());

@@ -26,7 +26,7 @@ pub struct MooncakeOptions {
 }
 
 impl MooncakeOptions {
-    /// The defaults.
+    /// The defaults for a master and a helper.
     #[must_use]
     pub fn new(master: String, command: Vec<OsString>) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! What becomes of a batch when the helper has answered.
+//! Answers of the helper: how copies and questions end.
 
 use std::time::{Duration, Instant};
 
@@ -7,16 +7,16 @@ use hybrid_pages::guarded::unless_it_panics;
 use hybrid_pages::transfer::{TILE_BYTES, combine};
 use hybrid_pages_tiers::Identity;
 
-use crate::shared::{Shared, refused};
-use crate::state::{Batch, Get, PORTION, Put, Question, State, Work};
+use crate::shared::{MooncakeShared, refused};
+use crate::state::{Get, HelperBatch, HelperWork, MooncakeState, PORTION, Put, Question};
 use crate::stats::MooncakeFailure;
-use crate::value::Header;
+use crate::value::ValueHeader;
 use crate::wire::{NO_ANSWER, NO_ROOM, NOT_FOUND, NOT_READY, WRONG_LENGTH};
 
-/// Takes the answer to a batch. Bytes are verified in `tile`, where nobody else writes. Its copies end, also if that
-/// panics: then nothing touches their slots any more.
+/// Takes the answer to a batch and ends its copies, also if there is a panic: nothing touches their slots afterwards.
+/// Bytes are verified in `tile`, where nobody else writes.
 pub(crate) fn take(
-    shared: &Shared,
+    shared: &MooncakeShared,
     identity: &Identity,
     (id, codes): (u64, &[i64]),
     tile: &mut [u8; TILE_BYTES],
@@ -45,9 +45,9 @@ pub(crate) fn take(
 }
 
 fn understand(
-    shared: &Shared,
+    shared: &MooncakeShared,
     identity: &Identity,
-    batch: Batch,
+    batch: HelperBatch,
     codes: &[i64],
     tile: &mut [u8; TILE_BYTES],
 ) {
@@ -56,11 +56,11 @@ fn understand(
     let reply = Taking { shared, identity };
     let mut measured = Measured::Nothing;
     let health = match batch.work {
-        Work::Ask(questions) => {
+        HelperWork::Ask(questions) => {
             measured = Measured::Answer(batch.given.elapsed());
             reply.questions(&questions, codes)
         }
-        Work::Get(gets) => {
+        HelperWork::Get(gets) => {
             let bytes = gets
                 .iter()
                 .map(|get| shared.classes[get.class].value_bytes as u64);
@@ -68,9 +68,9 @@ fn understand(
             measured = Measured::Read(bytes.sum(), took);
             reply.gets(gets, codes, tile)
         }
-        Work::Put(puts) => reply.puts(puts, codes),
-        Work::Remove(names) => {
-            let mut health = Health::default();
+        HelperWork::Put(puts) => reply.puts(puts, codes),
+        HelperWork::Remove(names) => {
+            let mut health = BatchHealth::default();
             let names: Vec<_> = names.iter().zip(codes).collect();
             for part in names.chunks(PORTION) {
                 let mut state = shared.state();
@@ -102,7 +102,7 @@ fn understand(
     }
 }
 
-/// What a batch says of the store's speed, if the store worked.
+/// The speed that a batch has measured, if the store worked.
 enum Measured {
     Nothing,
     Answer(Duration),
@@ -111,19 +111,19 @@ enum Measured {
 
 /// Whether the store worked, whatever it said of an entry.
 #[derive(Default)]
-struct Health {
+struct BatchHealth {
     worked: bool,
     failed: bool,
 }
 
 struct Taking<'a> {
-    shared: &'a Shared,
+    shared: &'a MooncakeShared,
     identity: &'a Identity,
 }
 
 impl Taking<'_> {
-    fn header<'a>(&'a self, name: &'a [u8; 32], class: usize) -> Header<'a> {
-        Header {
+    fn header<'a>(&'a self, name: &'a [u8; 32], class: usize) -> ValueHeader<'a> {
+        ValueHeader {
             identity: self.identity,
             name,
             class,
@@ -139,14 +139,20 @@ impl Taking<'_> {
     }
 
     /// A key names one entry: another value under it is damage, and goes, so that the entry can be written.
-    fn damaged(&self, state: &mut State, name: &[u8; 32], reason: MooncakeFailure, what: &str) {
+    fn damaged(
+        &self,
+        state: &mut MooncakeState,
+        name: &[u8; 32],
+        reason: MooncakeFailure,
+        what: &str,
+    ) {
         self.shared.failed(reason, what);
         state.unsay(name);
         state.removes.insert(*name, ());
     }
 
-    fn questions(&self, questions: &[Question], codes: impl Iterator<Item = i64>) -> Health {
-        let mut health = Health::default();
+    fn questions(&self, questions: &[Question], codes: impl Iterator<Item = i64>) -> BatchHealth {
+        let mut health = BatchHealth::default();
         let read = |(index, (question, code)): (usize, (&Question, i64))| {
             let at = self.shared.staging.question(index);
             let staged = || self.staged(at, &question.name, question.class);
@@ -186,8 +192,8 @@ impl Taking<'_> {
         gets: Vec<Get>,
         codes: impl Iterator<Item = i64>,
         tile: &mut [u8; TILE_BYTES],
-    ) -> Health {
-        let mut health = Health::default();
+    ) -> BatchHealth {
+        let mut health = BatchHealth::default();
         for (get, code) in gets.into_iter().zip(codes) {
             let class = self.shared.classes[get.class];
             let result = match code {
@@ -288,8 +294,8 @@ impl Taking<'_> {
         Ok(found)
     }
 
-    fn puts(&self, puts: Vec<Put>, codes: impl Iterator<Item = i64>) -> Health {
-        let mut health = Health::default();
+    fn puts(&self, puts: Vec<Put>, codes: impl Iterator<Item = i64>) -> BatchHealth {
+        let mut health = BatchHealth::default();
         let mut state = self.shared.state();
         for (index, (put, code)) in puts.into_iter().zip(codes).enumerate() {
             let at = self.shared.staging.put(index);

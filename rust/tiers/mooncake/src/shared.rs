@@ -1,4 +1,4 @@
-//! What the threads of a tier share with it.
+//! The state that a tier shares with its threads and handles.
 
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
@@ -12,7 +12,7 @@ use hybrid_pages_tiers::{CopyEnds, EntrySize, Ledger, PanicFlag, Planes, panicke
 
 use crate::options::MooncakeOptions;
 use crate::staging::Staging;
-use crate::state::State;
+use crate::state::MooncakeState;
 use crate::stats::{MooncakeFailure, MooncakeStats};
 use crate::value::header_bytes;
 
@@ -25,16 +25,16 @@ pub(crate) struct ValueSize {
     pub(crate) value_bytes: usize,
 }
 
-/// Shared by a tier, its handles and its threads. Of the locks, the state's is taken before the others.
+/// The state that a tier shares with its handles and threads. The lock of `state` is taken before the others.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct MooncakeShared {
     pub(crate) options: MooncakeOptions,
     pub(crate) classes: Vec<ValueSize>,
     pub(crate) ranks: usize,
     pub(crate) slot_bytes: usize,
     pub(crate) planes: OnceLock<Planes>,
     pub(crate) staging: Staging,
-    state: Mutex<State>,
+    state: Mutex<MooncakeState>,
     /// Rings when there is something to do.
     pub(crate) bell: Condvar,
     pub(crate) ended: CopyEnds,
@@ -45,12 +45,12 @@ pub(crate) struct Shared {
     pub(crate) ledger: Ledger<MooncakeStats>,
 }
 
-/// A copy that did not happen.
+/// The error of a copy that did not happen.
 pub(crate) fn refused(expected: &str, found: &str) -> Error {
     Error::remote(format!("expected {expected}, found {found}"))
 }
 
-impl Shared {
+impl MooncakeShared {
     pub(crate) fn new(
         options: MooncakeOptions,
         sizes: &[EntrySize],
@@ -73,7 +73,7 @@ impl Shared {
             Error::remote(Cause::new(what, error))
         })?;
         Ok(Self {
-            state: Mutex::new(State::new(options.retry, staging.cells())),
+            state: Mutex::new(MooncakeState::new(options.retry, staging.cells())),
             options,
             classes,
             ranks,
@@ -98,8 +98,8 @@ impl Shared {
         header_bytes(self.ranks)
     }
 
-    /// What the tier knows and has to do. After a panic it is closed: nothing is found or taken any more.
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+    /// Locks the state. After a panic the tier is closed: nothing is found or taken any more.
+    pub(crate) fn state(&self) -> MutexGuard<'_, MooncakeState> {
         let mut state = lock(&self.state);
         if self.is_broken() {
             state.closed = true;
@@ -124,8 +124,8 @@ impl Shared {
     }
 
     /// Waits for work, or a tick.
-    pub(crate) fn wait_for_work(&self, state: MutexGuard<'_, State>, tick: Duration) {
-        let idle = |state: &mut State| !state.closed && !state.lost && !state.has_work();
+    pub(crate) fn wait_for_work(&self, state: MutexGuard<'_, MooncakeState>, tick: Duration) {
+        let idle = |state: &mut MooncakeState| !state.closed && !state.lost && !state.has_work();
         drop(self.bell.wait_timeout_while(state, tick, idle));
     }
 
@@ -138,7 +138,7 @@ impl Shared {
     }
 
     /// The store failed, or hangs: after some times it is left alone.
-    pub(crate) fn store_failed(&self, state: &mut State) {
+    pub(crate) fn store_failed(&self, state: &mut MooncakeState) {
         if state.breaker.failed_untold() {
             self.ledger.count_outage();
         }

@@ -6,7 +6,7 @@ use memmap2::MmapRaw;
 
 /// Questions in one batch at most.
 pub(crate) const MOST_QUESTIONS: usize = 1024;
-/// Cells that are of use: those of the reads that the helper has at a time.
+/// Most cells that are of use: the helper has no more reads at a time.
 const MOST_CELLS: usize = MOST_GET_BATCHES * MOST_GETS;
 /// Batches of reads that the helper has at a time: one moves, one waits.
 pub(crate) const MOST_GET_BATCHES: usize = 2;

@@ -1,4 +1,4 @@
-//! What the tier knows and has to do.
+//! The tier's queues of work for the helper, and its knowledge of entries in the store.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -10,32 +10,33 @@ use hybrid_pages_tiers::{ByName, CircuitBreaker, Identity, Name, Recent, Speed};
 
 use crate::staging::{MOST_GET_BATCHES, MOST_GETS, MOST_PUTS, MOST_QUESTIONS};
 
-/// An answer counts for so long. Mooncake keeps what was asked for longer than that: 10 seconds by default.
+/// How long an answer of the store is used. Mooncake keeps an entry longer than that after a question: 10 seconds by
+/// default.
 const FRESH: Duration = Duration::from_secs(4);
-/// Answers, suspects and names of what was written, that are remembered at most.
+/// Most answers, most suspects and most names of written entries that are remembered.
 pub(crate) const MOST_NAMES: usize = 1 << 20;
-/// Questions that wait at most: what is asked beyond that counts as not there.
+/// Most questions that wait. Further entries count as not there.
 pub(crate) const MOST_WAITING: usize = 1 << 16;
-/// So many are looked at under one hold of the lock, which the cache may wait for.
+/// Most items that are handled under one hold of the lock, since the cache may wait for it.
 pub(crate) const PORTION: usize = 128;
-/// Bytes that one batch of writes moves, or a single entry.
+/// Most bytes of a batch of several writes.
 const BATCH_BYTES: usize = 64 << 20;
 
-/// What the store said of an entry.
+/// The store's answer about one entry.
 #[derive(Debug)]
-struct Answer {
+struct StoreAnswer {
     sums: Option<Vec<u64>>,
     at: Instant,
 }
 
-/// What a lookup learns at once.
+/// What a lookup can be told without waiting for the store.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Known {
+pub(crate) enum KnownEntry {
     Here(Vec<u64>),
     Absent,
-    /// It is being asked.
+    /// The store is being asked about it.
     Asking,
-    /// Somebody has to ask.
+    /// The store has not been asked about it.
     Unknown,
 }
 
@@ -50,13 +51,13 @@ pub(crate) struct Question {
 /// A read.
 #[derive(Debug)]
 pub(crate) struct Get {
-    /// None once its end was reported: the bytes are nobody's.
+    /// `None` once the end of the copy was reported: nobody wants the bytes any more.
     pub(crate) copy: Option<CopyId>,
     pub(crate) name: Name,
     pub(crate) class: usize,
     pub(crate) slots: Vec<SlotId>,
     pub(crate) begun: Instant,
-    /// Where it arrives, once it is given to the helper.
+    /// The cell of the staging memory that the value arrives in, once the helper has the read.
     pub(crate) cell: usize,
 }
 
@@ -69,21 +70,21 @@ pub(crate) struct Put {
     pub(crate) slots: Vec<SlotId>,
     pub(crate) sums: Vec<u64>,
     pub(crate) begun: Instant,
-    /// What it writes is to go again.
+    /// The entry has left the cache: the value is to be removed again.
     pub(crate) undone: bool,
 }
 
-/// What the helper was given and has not answered.
+/// The content of a batch that the helper was given.
 #[derive(Debug)]
-pub(crate) enum Work {
+pub(crate) enum HelperWork {
     Ask(Vec<Question>),
     Get(Vec<Get>),
     Put(Vec<Put>),
     Remove(Vec<Name>),
 }
 
-impl Work {
-    /// Those of the cache's copies that have not ended.
+impl HelperWork {
+    /// The copies of the batch whose ends were not reported.
     pub(crate) fn copies(&self) -> Vec<CopyId> {
         match self {
             Self::Get(gets) => gets.iter().filter_map(|get| get.copy).collect(),
@@ -93,9 +94,9 @@ impl Work {
     }
 }
 
-/// What a batch is.
+/// The kind of a batch.
 #[derive(Debug, Clone, Copy)]
-enum Kind {
+enum BatchKind {
     Ask,
     Get,
     Put,
@@ -103,15 +104,15 @@ enum Kind {
 }
 
 #[derive(Debug)]
-pub(crate) struct Batch {
-    pub(crate) work: Work,
+pub(crate) struct HelperBatch {
+    pub(crate) work: HelperWork,
     pub(crate) given: Instant,
 }
 
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct MooncakeState {
     pub(crate) identity: Option<Identity>,
-    /// The identity no longer says what the engine computes: nothing is found and nothing taken.
+    /// After a reset the identity no longer tells what the engine computes: nothing is found or taken.
     pub(crate) cleared: bool,
     pub(crate) closed: bool,
     /// Whether the helper takes work.
@@ -119,44 +120,44 @@ pub(crate) struct State {
     /// The helper's socket closed.
     pub(crate) lost: bool,
     pub(crate) breaker: CircuitBreaker,
-    /// No writes before then: there was no room.
+    /// The store had no room: no writes before this time.
     pub(crate) writes_from: Option<Instant>,
-    /// In the order in which they were asked.
+    /// Questions that wait, in the order in which they were asked.
     questions: VecDeque<Question>,
-    /// In the order in which they began.
+    /// Reads that wait, in the order in which they began.
     pub(crate) gets: VecDeque<Get>,
-    /// By number, in the order in which they came. No name has two.
+    /// Writes that wait, by number, in the order in which they came. No name has two.
     puts: BTreeMap<u64, Put>,
     waiting: ByName<u64>,
-    /// What is to go. Nobody finds it.
+    /// Entries that are to be removed from the store. Nobody finds them.
     pub(crate) removes: ByName<()>,
-    /// The same after a reset, when nobody finds anything.
+    /// Entries that are to be removed since there was a reset. Nobody finds anything then.
     doomed: Recent<()>,
-    /// No removal before then: one has failed.
+    /// A removal has failed: none before this time.
     pub(crate) removes_from: Option<Instant>,
-    pub(crate) running: HashMap<u64, Batch>,
+    pub(crate) running: HashMap<u64, HelperBatch>,
     /// Batches whose answers are being read.
     pub(crate) reading_replies: usize,
     pub(crate) free_cells: Vec<usize>,
     cells: usize,
-    /// What this process has put there, as far as it remembers.
+    /// Entries that this process has put into the store, as far as it remembers.
     written: Recent<()>,
-    /// What it has put there and does not remember.
+    /// Number of entries that this process has put into the store and does not remember.
     pub(crate) forgotten: u64,
     pub(crate) speed: Speed,
     /// When the last batch of reads had come.
     brought: Option<Instant>,
-    answers: Recent<Answer>,
-    /// What waits for an answer.
+    answers: Recent<StoreAnswer>,
+    /// Batches that the helper has and has not answered, by number.
     asking: ByName<()>,
     /// Entries whose read has failed, and until when nobody finds them.
     suspects: Recent<Instant>,
-    /// How long that is.
+    /// How long an entry is not found after its read has failed.
     suspicion: Duration,
     next: u64,
 }
 
-impl State {
+impl MooncakeState {
     pub(crate) fn new(retry: Duration, cells: usize) -> Self {
         Self::remembering(MOST_NAMES, retry, cells)
     }
@@ -205,20 +206,20 @@ impl State {
         self.answers_now() && !full
     }
 
-    pub(crate) fn known(&mut self, name: &Name) -> Known {
+    pub(crate) fn known(&mut self, name: &Name) -> KnownEntry {
         let now = Instant::now();
         if self.removes.contains(name) || self.suspects.get(name).is_some_and(|&at| now < at) {
-            return Known::Absent;
+            return KnownEntry::Absent;
         }
         if self.asking.contains(name) {
-            return Known::Asking;
+            return KnownEntry::Asking;
         }
         match self.answers.get(name) {
             Some(answer) if now - answer.at < FRESH => match &answer.sums {
-                Some(sums) => Known::Here(sums.clone()),
-                None => Known::Absent,
+                Some(sums) => KnownEntry::Here(sums.clone()),
+                None => KnownEntry::Absent,
             },
-            _ => Known::Unknown,
+            _ => KnownEntry::Unknown,
         }
     }
 
@@ -240,14 +241,14 @@ impl State {
         self.questions.push_back(Question { name, class, begun });
     }
 
-    /// The store said so of an entry: its checksums, or that it is not there.
+    /// Notes the store's answer about an entry: its checksums, or that it is not there.
     pub(crate) fn answered(&mut self, name: Name, sums: Option<Vec<u64>>) {
         self.asking.remove(&name);
         let at = Instant::now();
-        self.answers.insert(name, Answer { sums, at }, at);
+        self.answers.insert(name, StoreAnswer { sums, at }, at);
     }
 
-    /// What was said of the entry counts no more.
+    /// Forgets the store's answer about an entry.
     pub(crate) fn unsay(&mut self, name: &Name) {
         self.answers.remove(name);
     }
@@ -259,13 +260,13 @@ impl State {
         self.answers.remove(&name);
     }
 
-    /// Whoever asked before `limit` ago gets no answer any more. Returns how many these were: a portion, and what
-    /// the helper has.
+    /// Gives up questions that have waited longer than `limit`: a portion of those that wait, and those that the
+    /// helper has. Returns how many there were.
     pub(crate) fn give_up_questions(&mut self, limit: Duration) -> u64 {
         let now = Instant::now();
         let is_late = |question: &Question| now - question.begun > limit;
         let given = self.running.values().flat_map(|batch| match &batch.work {
-            Work::Ask(questions) => &questions[..],
+            HelperWork::Ask(questions) => &questions[..],
             _ => &[],
         });
         let given =
@@ -295,7 +296,7 @@ impl State {
             late.extend(get.copy.map(|copy| (copy, get.name)));
         }
         for batch in self.running.values_mut() {
-            if let Work::Get(gets) = &mut batch.work {
+            if let HelperWork::Get(gets) = &mut batch.work {
                 for get in gets.iter_mut().filter(|get| is_late(get)) {
                     late.extend(get.copy.take().map(|copy| (copy, get.name)));
                 }
@@ -356,7 +357,7 @@ impl State {
         ours
     }
 
-    /// All that this process has put there is to go.
+    /// Everything that this process has put into the store is to be removed.
     pub(crate) fn take_all_back(&mut self) {
         self.doomed = std::mem::replace(&mut self.written, Recent::new(1, None));
     }
@@ -367,14 +368,14 @@ impl State {
         self.written.remove(name);
     }
 
-    /// Entries that are still to go.
+    /// Number of entries that are still to be removed.
     pub(crate) fn to_go(&self) -> usize {
         self.removes.len() + self.doomed.len()
     }
 
     /// Whether no copy and no removal is under way.
     pub(crate) fn is_idle(&self) -> bool {
-        let moves = |batch: &Batch| !matches!(batch.work, Work::Ask(_));
+        let moves = |batch: &HelperBatch| !matches!(batch.work, HelperWork::Ask(_));
         self.gets.is_empty()
             && self.puts.is_empty()
             && self.to_go() == 0
@@ -387,24 +388,24 @@ impl State {
         self.ready && !self.lost && self.next_kind().is_some()
     }
 
-    fn next_kind(&self) -> Option<Kind> {
+    fn next_kind(&self) -> Option<BatchKind> {
         let (mut asks, mut gets, mut puts) = (0, 0, 0);
         for batch in self.running.values() {
             match batch.work {
-                Work::Ask(_) => asks += 1,
-                Work::Get(_) => gets += 1,
-                Work::Put(_) | Work::Remove(_) => puts += 1,
+                HelperWork::Ask(_) => asks += 1,
+                HelperWork::Get(_) => gets += 1,
+                HelperWork::Put(_) | HelperWork::Remove(_) => puts += 1,
             }
         }
         let removes = self.removes_from.is_none_or(|from| Instant::now() >= from);
         if asks == 0 && !self.questions.is_empty() {
-            Some(Kind::Ask)
+            Some(BatchKind::Ask)
         } else if gets < MOST_GET_BATCHES && !self.gets.is_empty() && !self.free_cells.is_empty() {
-            Some(Kind::Get)
+            Some(BatchKind::Get)
         } else if puts == 0 && removes && self.to_go() > 0 {
-            Some(Kind::Remove)
+            Some(BatchKind::Remove)
         } else if puts == 0 && !self.puts.is_empty() && !self.cleared {
-            Some(Kind::Put)
+            Some(BatchKind::Put)
         } else {
             None
         }
@@ -414,13 +415,13 @@ impl State {
     pub(crate) fn next_work(
         &mut self,
         value_bytes: impl Fn(usize) -> usize,
-    ) -> Option<(u64, Work)> {
+    ) -> Option<(u64, HelperWork)> {
         let work = match self.next_kind()? {
-            Kind::Ask => {
+            BatchKind::Ask => {
                 let count = self.questions.len().min(MOST_QUESTIONS);
-                Work::Ask(self.questions.drain(..count).collect())
+                HelperWork::Ask(self.questions.drain(..count).collect())
             }
-            Kind::Get => {
+            BatchKind::Get => {
                 // One batch leaves cells for the next, which moves while this one is verified.
                 let most = MOST_GETS.min(self.cells / 2).min(self.free_cells.len());
                 let count = self.gets.len().min(most);
@@ -428,19 +429,19 @@ impl State {
                 for get in &mut batch {
                     get.cell = self.free_cells.pop()?;
                 }
-                Work::Get(batch)
+                HelperWork::Get(batch)
             }
-            Kind::Remove => {
+            BatchKind::Remove => {
                 while self.removes.len() < MOST_QUESTIONS && !self.doomed.is_empty() {
                     for name in self.doomed.take_some() {
                         self.removes.insert(name, ());
                     }
                 }
-                Work::Remove(self.removes.names().copied().take(MOST_QUESTIONS).collect())
+                HelperWork::Remove(self.removes.names().copied().take(MOST_QUESTIONS).collect())
             }
-            Kind::Put => {
+            BatchKind::Put => {
                 let mut bytes = 0;
-                Work::Put(self.take_puts(MOST_PUTS, |put| {
+                HelperWork::Put(self.take_puts(MOST_PUTS, |put| {
                     let first = bytes == 0;
                     bytes += value_bytes(put.class);
                     first || bytes <= BATCH_BYTES
@@ -465,8 +466,8 @@ mod tests {
         name
     }
 
-    fn ready() -> State {
-        let mut state = State::new(Duration::from_secs(1), 8);
+    fn ready() -> MooncakeState {
+        let mut state = MooncakeState::new(Duration::from_secs(1), 8);
         state.ready = true;
         state
     }
@@ -494,7 +495,7 @@ mod tests {
             assert!(state.take_put(&name(number)).is_none());
         }
         let mut written = Vec::new();
-        while let Some((id, Work::Put(puts))) = state.next_work(|_| BATCH_BYTES / 8) {
+        while let Some((id, HelperWork::Put(puts))) = state.next_work(|_| BATCH_BYTES / 8) {
             assert!(id > 0 && puts.len() <= 8);
             written.extend(puts.iter().map(|put| put.copy.0));
         }
@@ -506,8 +507,8 @@ mod tests {
     fn an_entry_larger_than_a_batch_goes_alone() {
         let mut state = ready();
         (0..3).for_each(|number| state.put(put(number)));
-        let count = |work: Option<(u64, Work)>| match work {
-            Some((_, Work::Put(puts))) => puts.len(),
+        let count = |work: Option<(u64, HelperWork)>| match work {
+            Some((_, HelperWork::Put(puts))) => puts.len(),
             _ => 0,
         };
         for expected in [1, 1, 1, 0] {
@@ -532,16 +533,16 @@ mod tests {
         }
         assert_eq!(given.iter().sum::<u64>(), many);
         assert!(state.asking.is_empty() && state.questions.is_empty());
-        assert_eq!(state.known(&name(0)), Known::Absent);
+        assert_eq!(state.known(&name(0)), KnownEntry::Absent);
         // What the helper has is given up once, too, and its late answer still counts.
         state.ask(name(many), 0);
         let (id, work) = state.next_work(|_| 1).expect("a question");
         let given = Instant::now();
-        state.running.insert(id, Batch { work, given });
+        state.running.insert(id, HelperBatch { work, given });
         assert_eq!(state.give_up_questions(Duration::ZERO), 1);
         assert_eq!(state.give_up_questions(Duration::ZERO), 0);
         state.answered(name(many), Some(vec![7]));
-        assert_eq!(state.known(&name(many)), Known::Here(vec![7]));
+        assert_eq!(state.known(&name(many)), KnownEntry::Here(vec![7]));
     }
 
     #[test]
@@ -549,7 +550,7 @@ mod tests {
         let mut state = ready();
         (0..MOST_WAITING as u64).for_each(|number| state.ask(name(number), 0));
         assert!(!state.may_ask());
-        let (_, Work::Ask(batch)) = state.next_work(|_| 1).expect("questions") else {
+        let (_, HelperWork::Ask(batch)) = state.next_work(|_| 1).expect("questions") else {
             panic!("expected questions");
         };
         assert_eq!(batch.len(), MOST_QUESTIONS);
@@ -566,7 +567,7 @@ mod tests {
         state.take_all_back();
         assert_eq!(state.to_go(), many as usize);
         let mut gone = Vec::new();
-        while let Some((_, Work::Remove(names))) = state.next_work(|_| 1) {
+        while let Some((_, HelperWork::Remove(names))) = state.next_work(|_| 1) {
             assert!((1..=MOST_QUESTIONS).contains(&names.len()));
             names.iter().for_each(|name| state.removed(name));
             gone.extend(names);
@@ -583,7 +584,7 @@ mod tests {
     #[test]
     fn a_month_of_entries_takes_the_room_of_the_last_ones() {
         const MOST: usize = 1 << 14;
-        let mut state = State::remembering(MOST, Duration::from_secs(1), 8);
+        let mut state = MooncakeState::remembering(MOST, Duration::from_secs(1), 8);
         let many = 10 * MOST as u64;
         for number in 0..many {
             state.answered(name(number), None);
@@ -599,6 +600,6 @@ mod tests {
         assert!(state.take_back(name(many - 1)) && !state.take_back(name(0)));
         (0..many).for_each(|number| state.suspect(name(number)));
         assert!(state.suspects.len() <= MOST);
-        assert_eq!(state.known(&name(many - 1)), Known::Absent);
+        assert_eq!(state.known(&name(many - 1)), KnownEntry::Absent);
     }
 }

@@ -3,11 +3,11 @@
 use hybrid_pages_tiers::{counts, failures};
 
 failures! {
-    /// Why a copy or a question failed: one count each.
+    /// Kinds of failures, each with a count of its own.
     pub enum MooncakeFailure {
         /// A value that is not the entry that its key names: damaged, cut short, or another's.
         Header = "header",
-        /// Bytes that have not the checksums that they were written with.
+        /// Bytes with other checksums than they were written with.
         Checksum = "checksum",
         /// A read that the store refused, or a machine that has it and can't be reached.
         Read = "read",
@@ -35,47 +35,47 @@ failures! {
 }
 
 counts! {
-    /// Counts of a Mooncake tier at one moment, since it was connected where they are not of the moment.
+    /// Counts of a Mooncake tier at one moment. Counts of events begin when it is connected.
     pub struct MooncakeStats: MooncakeFailure {
-        /// Lookups of an entry that was there.
+        /// Lookups of an entry that was found.
         hits: u64,
-        /// Lookups of an entry that was not, or while the store was out.
+        /// Lookups of an entry that was not found, or while the store was out.
         misses: u64,
         /// Entries that the store was asked for.
         asked: u64,
         /// Entries read.
         reads: u64,
-        /// Payload of them.
+        /// Bytes of payload of the entries read.
         read_bytes: u64,
-        /// Microseconds that these reads took, from call to end, summed.
+        /// Microseconds that the reads of entries took, from call to end, summed.
         read_us: u64,
         /// Entries written.
         writes: u64,
         /// Bytes written, headers included.
         written_bytes: u64,
-        /// Microseconds that these writes took, from call to end, summed.
+        /// Microseconds that the writes of entries took, from call to end, summed.
         write_us: u64,
-        /// Writes that were not needed: the same bytes were there.
+        /// Writes that were not needed: the store had the entry.
         spared_writes: u64,
-        /// Entries that were not taken since no second request has used them yet.
+        /// Entries that were not written since no second request has used them yet.
         unproven: u64,
-        /// Entries that were not taken since the store took none.
+        /// Entries that were not written since the store took no writes.
         dropped: u64,
         /// Reads that have not ended.
         reading: u64,
         /// Writes that have not ended.
         writing: u64,
-        /// Batches of writes, reads and questions that the client was given.
+        /// Batches of writes that the client was given.
         puts: u64,
-        /// See `puts`.
+        /// Batches of reads that the client was given.
         gets: u64,
-        /// See `puts`.
+        /// Batches of questions that the client was given.
         lists: u64,
-        /// Times that the store was left alone since it failed or hung.
+        /// Outages: times that the store began to be left alone because it failed or hung.
         outages: u64,
-        /// Whether it is left alone now, or the client is not ready yet.
+        /// Whether the store is left alone now, or the client is not ready yet.
         out: bool,
-        /// Whether what is written is found by others: not after a clear.
+        /// Whether others find what this process writes: not after a reset.
         shared: bool,
         /// Times that the process of the client was started.
         helpers: u64,

@@ -1,4 +1,4 @@
-//! The store as a tier: calls of the cache become work for the helper, and none waits.
+//! The store as a tier: calls of the cache become work for the helper, and no call waits.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,8 +13,8 @@ use hybrid_pages_tiers::{Name, entry_sizes, largest_entry, name_of, queue_slots,
 use crate::handle::MooncakeHandle;
 use crate::link::end_puts;
 use crate::options::MooncakeOptions;
-use crate::shared::{Shared, refused};
-use crate::state::{Get, Known, PORTION, Put, State, Work};
+use crate::shared::{MooncakeShared, refused};
+use crate::state::{Get, HelperWork, KnownEntry, MooncakeState, PORTION, Put};
 use crate::stats::MooncakeFailure;
 
 /// Entries that the cache keeps track of here: the store has no bound that is known.
@@ -23,7 +23,7 @@ const MOST_ENTRIES: u64 = 1 << 20;
 /// A tier in a Mooncake Store. See the crate's documentation.
 pub struct Mooncake {
     room: Room,
-    shared: Arc<Shared>,
+    shared: Arc<MooncakeShared>,
     queue_slots: u64,
 }
 
@@ -46,25 +46,30 @@ impl Mooncake {
         Ok(Self {
             room: shared_room(MOST_ENTRIES, largest, policy),
             queue_slots: queue_slots(options.queue_bytes, slot_bytes, largest),
-            shared: Arc::new(Shared::new(options, &sizes, geometry.ranks(), slot_bytes)?),
+            shared: Arc::new(MooncakeShared::new(
+                options,
+                &sizes,
+                geometry.ranks(),
+                slot_bytes,
+            )?),
         })
     }
 
-    /// To connect it and to count.
+    /// A handle, which connects the tier and has its counts.
     #[must_use]
     pub fn handle(&self) -> MooncakeHandle {
         MooncakeHandle(Arc::clone(&self.shared))
     }
 
     /// Gives up a write: one that waits does not begin. Says whether one is under way.
-    fn undo_write(&self, state: &mut State, name: &Name, gone: bool) -> bool {
+    fn undo_write(&self, state: &mut MooncakeState, name: &Name, gone: bool) -> bool {
         if let Some(put) = state.take_put(name) {
             let error = refused("an entry that is wanted", "that it is to go");
             self.shared.end(put.copy, Err(error));
         }
         let mut under_way = false;
         for batch in state.running.values_mut() {
-            if let Work::Put(puts) = &mut batch.work {
+            if let HelperWork::Put(puts) = &mut batch.work {
                 for put in puts.iter_mut().filter(|put| put.name == *name) {
                     put.undone |= gone;
                     under_way = true;
@@ -137,7 +142,7 @@ impl Below for Mooncake {
         if !self.is_ours(class, slots) || checksums.len() != shared.ranks {
             return shared.end(copy, Err(refused("slots of the arena", "others")));
         }
-        if state.known(&name) == Known::Here(checksums.to_vec()) {
+        if state.known(&name) == KnownEntry::Here(checksums.to_vec()) {
             shared.ledger.count(|counts| counts.spared_writes += 1);
             return shared.end(copy, Ok(Vec::new()));
         }
@@ -186,31 +191,31 @@ impl Below for Mooncake {
         let known = if state.answers_now() {
             state.known(&name)
         } else {
-            Known::Absent
+            KnownEntry::Absent
         };
         match known {
-            Known::Here(sums) => {
+            KnownEntry::Here(sums) => {
                 shared.ledger.count(|counts| counts.hits += 1);
                 Found::Here(sums)
             }
-            Known::Absent => {
+            KnownEntry::Absent => {
                 shared.ledger.count(|counts| counts.misses += 1);
                 Found::Absent
             }
-            Known::Asking => Found::Asking,
-            Known::Unknown if !state.may_ask() => {
+            KnownEntry::Asking => Found::Asking,
+            KnownEntry::Unknown if !state.may_ask() => {
                 let what = "expected fewer questions at a time, found the queue full";
                 shared.failed(MooncakeFailure::Ask, what);
                 shared.ledger.count(|counts| counts.misses += 1);
                 Found::Absent
             }
-            Known::Unknown => {
+            KnownEntry::Unknown => {
                 for class in 0..shared.classes.len() {
                     let name = name_of(&EntryKey {
                         class_index: class,
                         ..key.clone()
                     });
-                    if state.known(&name) == Known::Unknown {
+                    if state.known(&name) == KnownEntry::Unknown {
                         state.ask(name, class);
                         shared.ledger.count(|counts| counts.asked += 1);
                     }
@@ -290,7 +295,7 @@ mod tests {
 
     use super::*;
     use crate::reply;
-    use crate::state::Batch;
+    use crate::state::HelperBatch;
 
     fn tier() -> Mooncake {
         let segment = Segment::new("d", Dtype::Uint8, vec![64]).unwrap();
@@ -372,8 +377,11 @@ mod tests {
             begun: Instant::now(),
             cell: 0,
         };
-        let (work, given) = (Work::Get(vec![get]), Instant::now());
-        tier.shared.state().running.insert(1, Batch { work, given });
+        let (work, given) = (HelperWork::Get(vec![get]), Instant::now());
+        tier.shared
+            .state()
+            .running
+            .insert(1, HelperBatch { work, given });
         let mut tile = [0; hybrid_pages::transfer::TILE_BYTES];
         reply::take(&tier.shared, &[7; 32], (1, &[64]), &mut tile);
         let mut ended = Vec::new();

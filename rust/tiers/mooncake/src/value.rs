@@ -1,4 +1,4 @@
-//! What a value in the store means: `docs/remote.md` has it byte by byte.
+//! The layout of keys and values in the store. `docs/remote.md` describes it byte by byte.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ pub const MOONCAKE_FORMAT_VERSION: u32 = 1;
 const MAGIC: [u8; 8] = *b"HYBPVALU";
 const SUMS_AT: usize = 96;
 
-/// Bytes before the shards.
+/// Bytes of a value before its shards.
 pub(crate) const fn header_bytes(ranks: usize) -> usize {
     SUMS_AT + 8 * ranks + 8
 }
@@ -30,14 +30,14 @@ pub(crate) fn key_of(identity: &Identity, name: &Name) -> String {
 }
 
 /// The header of a value. The shards follow, one per rank, each `shard_bytes` long.
-pub(crate) struct Header<'a> {
+pub(crate) struct ValueHeader<'a> {
     pub(crate) identity: &'a Identity,
     pub(crate) name: &'a Name,
     pub(crate) class: usize,
     pub(crate) shard_bytes: usize,
 }
 
-impl Header<'_> {
+impl ValueHeader<'_> {
     pub(crate) fn encode(&self, sums: &[u64]) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(header_bytes(sums.len()));
         bytes.extend(MAGIC);
@@ -67,7 +67,7 @@ impl Header<'_> {
 mod tests {
     use super::*;
 
-    const HEADER: Header<'static> = Header {
+    const HEADER: ValueHeader<'static> = ValueHeader {
         identity: &[7; 32],
         name: &[9; 32],
         class: 1,
@@ -95,16 +95,16 @@ mod tests {
     fn a_header_of_another_entry_is_refused() {
         let bytes = HEADER.encode(&[3]);
         let others = [
-            Header {
+            ValueHeader {
                 identity: &[8; 32],
                 ..HEADER
             },
-            Header {
+            ValueHeader {
                 name: &[8; 32],
                 ..HEADER
             },
-            Header { class: 0, ..HEADER },
-            Header {
+            ValueHeader { class: 0, ..HEADER },
+            ValueHeader {
                 shard_bytes: 301,
                 ..HEADER
             },

@@ -2,34 +2,35 @@
 
 use serde::{Deserialize, Serialize};
 
-/// To the helper. Each but the first is answered once, by its number.
+/// A message to the helper. Each except the first is answered once, under its number.
 #[derive(Debug, Serialize)]
 #[serde(tag = "do", rename_all = "lowercase")]
-pub(crate) enum Message {
-    /// First of all.
+pub(crate) enum HelperMessage {
+    /// The first message.
     Start {
         master: String,
         /// The path of each rank's plane, and where its slots begin.
         planes: Vec<(String, usize)>,
         staging: usize,
     },
-    /// Which of these keys are there; headers to `at` in the staging memory, `length` bytes apart.
+    /// Asks which of these keys are in the store. Their headers go to `at` in the staging memory, `length` bytes
+    /// apart.
     Ask {
         id: u64,
         keys: Vec<String>,
         at: usize,
         length: usize,
     },
-    /// Values to the staging memory.
+    /// Reads values into the staging memory.
     Get { id: u64, items: Vec<GetItem> },
-    /// Values from headers in the staging memory and slots. Where a value is there afterwards, its header, whoever
-    /// put it, replaces the one in the staging memory; else zeros do.
+    /// Writes values, from headers in the staging memory and from slots. Afterwards the staging memory has the header
+    /// of the value that is in the store, whoever put it there, or zeros if there is none.
     Put {
         id: u64,
         items: Vec<PutItem>,
         length: usize,
     },
-    /// Values go.
+    /// Removes values.
     Remove { id: u64, keys: Vec<String> },
 }
 
@@ -44,23 +45,23 @@ pub(crate) struct GetItem {
 pub(crate) struct PutItem {
     pub(crate) key: String,
     pub(crate) at: usize,
-    /// Plane, offset in its slots, length.
+    /// Stretches of memory: the plane, the offset in its slots, the length.
     pub(crate) parts: Vec<(usize, usize, usize)>,
 }
 
-/// From the helper.
+/// A message from the helper.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Reply {
     /// One code per key: negative ones are Mooncake's.
     Codes { id: u64, codes: Vec<i64> },
-    /// It is connected.
+    /// The helper is connected to the store.
     Ready { ready: bool },
-    /// It can't go on, and ends.
+    /// The helper cannot go on, and ends.
     Failed { error: String },
 }
 
-/// From here down: the master did not answer.
+/// Codes from here downwards: the master did not answer.
 pub(crate) const NO_ANSWER: i64 = -900;
 /// No such key.
 pub(crate) const NOT_FOUND: i64 = -704;

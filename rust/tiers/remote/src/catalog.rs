@@ -1,4 +1,4 @@
-//! What the store is known to have: the tables of all packs that were listed.
+//! The catalog: the tables of all packs in the store that this engine knows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};
@@ -6,18 +6,18 @@ use std::ops::Bound::{Excluded, Unbounded};
 use hashbrown::HashSet;
 use hybrid_pages_tiers::{ByName, EntrySize, Name};
 
-use crate::pack::{PackId, PackName, Record, Table};
+use crate::pack::{PackId, PackName, PackRecord, PackTable};
 
-/// Where an entry is.
+/// The place of an entry: its pack, and where in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Spot {
+pub(crate) struct PackSpot {
     pub(crate) pack: PackId,
     pub(crate) class: usize,
     pub(crate) offset: u64,
     pub(crate) sums: Box<[u64]>,
 }
 
-/// Packs that are looked at under one lock.
+/// Most packs that are handled under one hold of the lock.
 const PART: usize = 1024;
 
 /// Entries by name, and the packs that they are in. No call takes longer than the packs that it is about.
@@ -25,25 +25,25 @@ const PART: usize = 1024;
 pub(crate) struct Catalog {
     /// Most records of packs.
     most: usize,
-    entries: ByName<Spot>,
-    /// Where entries are that another pack has, too.
-    spare: ByName<Spot>,
-    packs: BTreeMap<PackId, Pack>,
-    /// Entries of all packs, those that several have included.
+    entries: ByName<PackSpot>,
+    /// Other places of entries that several packs have.
+    spare: ByName<PackSpot>,
+    packs: BTreeMap<PackId, CatalogPack>,
+    /// Number of entries in all packs; one that several packs have counts several times.
     records: usize,
-    /// Packs that are none, so that they are looked at once.
+    /// Objects with names of packs that are no packs of this identity: they are read only once.
     refused: BTreeSet<PackId>,
     /// Packs that were gone when they were read: a store may list them for a while.
     missed: HashSet<PackId>,
     /// Writers who have taken back what they wrote.
     gone: HashSet<u64>,
-    /// There was no room for this pack, nor is there for older ones.
+    /// The newest pack that there was no room for; there is none for older ones.
     forgotten: Option<PackId>,
     bytes: u64,
 }
 
 #[derive(Debug)]
-struct Pack {
+struct CatalogPack {
     name: PackName,
     entries: Box<[Name]>,
 }
@@ -64,7 +64,7 @@ impl Catalog {
         }
     }
 
-    pub(crate) fn find(&self, name: &Name) -> Option<&Spot> {
+    pub(crate) fn find(&self, name: &Name) -> Option<&PackSpot> {
         self.entries.get(name)
     }
 
@@ -98,7 +98,7 @@ impl Catalog {
         self.refused.insert(pack);
     }
 
-    /// A pack is gone.
+    /// Notes that a pack is gone.
     pub(crate) fn miss(&mut self, pack: PackId) {
         self.missed.insert(pack);
     }
@@ -108,12 +108,12 @@ impl Catalog {
         self.missed.clear();
     }
 
-    /// Takes a pack in. Of entries that two packs have, the one that is known counts, and this process's own. Returns
+    /// Adds a pack. Where two packs have an entry, the known one counts, but this process's own goes before. Returns
     /// whether the oldest packs had to go for that.
     pub(crate) fn add(
         &mut self,
         name: PackName,
-        table: Table,
+        table: PackTable,
         classes: &[EntrySize],
         own: bool,
     ) -> bool {
@@ -122,15 +122,15 @@ impl Catalog {
         }
         let entries: Box<[Name]> = table.records.iter().map(|record| record.name).collect();
         self.records += entries.len();
-        self.packs.insert(name.id, Pack { name, entries });
+        self.packs.insert(name.id, CatalogPack { name, entries });
         for record in table.records {
-            let Record {
+            let PackRecord {
                 name: entry,
                 class,
                 offset,
                 sums,
             } = record;
-            let spot = Spot {
+            let spot = PackSpot {
                 pack: name.id,
                 class,
                 offset,
@@ -161,7 +161,7 @@ impl Catalog {
         full
     }
 
-    /// The entry of that pack is no longer counted on.
+    /// Removes the entry that a pack has.
     pub(crate) fn remove(&mut self, name: &Name, pack: Option<PackId>, classes: &[EntrySize]) {
         let known = self.entries.get(name);
         if known.is_some_and(|spot| pack.is_none_or(|pack| pack == spot.pack))
@@ -191,7 +191,7 @@ impl Catalog {
         }
     }
 
-    /// A writer has taken back what it wrote: none of its packs is taken in any more. False if that is known.
+    /// Notes that a writer has taken back its packs: none is added any more. False if that was known.
     pub(crate) fn take_back(&mut self, writer: u64) -> bool {
         self.gone.insert(writer)
     }
@@ -223,7 +223,7 @@ mod tests {
         let entries: Vec<(Name, usize, &[u64])> =
             names.iter().map(|&name| ([name; 32], 0, &[][..])).collect();
         let name = PackName { id, table_bytes: 0 };
-        catalog.add(name, Table::of(&entries, &CLASSES), &CLASSES, own)
+        catalog.add(name, PackTable::of(&entries, &CLASSES), &CLASSES, own)
     }
 
     const fn id(made: u64) -> PackId {

@@ -74,8 +74,8 @@ const SECRETS: [&str; 3] = ["AWS_", "AZURE_", "GOOGLE_"];
 /// Shorter values are words that texts have anyway.
 const LEAST_SECRET: usize = 8;
 
-/// What an error says, and what to do about it, without what may be a secret: queries and users of URLs, and values
-/// of the environment.
+/// The text of an error with advice, without secrets: queries and users of URLs and values of the environment are
+/// left out.
 fn plain(error: &object_store::Error) -> String {
     use object_store::Error::{PermissionDenied, Unauthenticated};
     let mut text = without_secrets(error);
@@ -98,7 +98,7 @@ fn plain(error: &object_store::Error) -> String {
     text
 }
 
-/// What servers say to credentials that are wrong, or not enough.
+/// Answers of servers to credentials that are wrong or do not suffice.
 const REFUSALS: [&str; 6] = [
     "AccessDenied",
     "InvalidAccessKeyId",
@@ -144,7 +144,7 @@ fn without_secrets(error: &object_store::Error) -> String {
     text
 }
 
-/// What the environment has that may be secret.
+/// Names and values in the environment that may be secret.
 pub(crate) fn secrets() -> impl Iterator<Item = (String, String)> {
     let is_secret = |name: &str| {
         let name = name.to_ascii_uppercase();

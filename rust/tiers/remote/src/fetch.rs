@@ -14,23 +14,23 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{sleep, timeout_at};
 
 use crate::error::StoreError;
-use crate::files::{self, Part};
+use crate::files::{self, FilePart};
 use crate::lock;
 use crate::messages::Fetch;
 use crate::pack::PackName;
 use crate::place::of_a_file;
-use crate::shared::{GONE, Shared, left_of};
+use crate::shared::{GONE, RemoteShared, left_of};
 use crate::stats::RemoteFailure;
 
-/// The cache asks for all that a hit needs in a row: so long for the others.
+/// How long a read waits for others: the cache begins all reads of a hit in a row.
 const GATHERING: Duration = Duration::from_micros(500);
-/// Bytes between two entries that are read along with them.
+/// Most bytes between two entries that one request reads along with them.
 const MOST_GAP: u64 = 64 << 10;
-/// Bytes of one request, about: several run beside each other.
+/// Size that a request should have, in bytes; several run side by side.
 const RUN_BYTES: u64 = 8 << 20;
 
 /// Reads that run beside each other.
-struct Batch {
+struct ReadBatch {
     begun: Instant,
     asked: u64,
     brought: AtomicU64,
@@ -39,7 +39,7 @@ struct Batch {
 }
 
 /// Runs until the store is closed.
-pub(crate) async fn serve(shared: Arc<Shared>, mut queue: UnboundedReceiver<Fetch>) {
+pub(crate) async fn serve(shared: Arc<RemoteShared>, mut queue: UnboundedReceiver<Fetch>) {
     let permits = Arc::new(Semaphore::new(shared.options.requests));
     while let Some(first) = queue.recv().await {
         sleep(GATHERING).await;
@@ -49,7 +49,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, mut queue: UnboundedReceiver<Fetc
         }
         let asked = fetches.iter().map(|fetch| fetch.bytes).sum();
         let runs = runs(fetches);
-        let batch = Arc::new(Batch {
+        let batch = Arc::new(ReadBatch {
             begun: Instant::now(),
             asked,
             brought: AtomicU64::new(0),
@@ -62,9 +62,9 @@ pub(crate) async fn serve(shared: Arc<Shared>, mut queue: UnboundedReceiver<Fetc
             tokio::spawn(async move {
                 let asked = run.iter().map(|fetch| fetch.bytes).sum();
                 let (works, brought) = match fetch(&shared, &permits, run).await {
-                    Outcome::Whole => (true, asked),
-                    Outcome::Slow => (true, 0),
-                    Outcome::Failed => (false, 0),
+                    ReadOutcome::Whole => (true, asked),
+                    ReadOutcome::Slow => (true, 0),
+                    ReadOutcome::Failed => (false, 0),
                 };
                 batch.brought.fetch_add(brought, Ordering::SeqCst);
                 batch
@@ -103,17 +103,17 @@ fn runs(mut fetches: Vec<Fetch>) -> Vec<Vec<Fetch>> {
     runs
 }
 
-/// What a read says of the store's speed.
-enum Outcome {
+/// What a request has measured of the store's speed.
+enum ReadOutcome {
     Whole,
-    /// So slow, at least.
+    /// The store is at most this fast.
     Slow,
     /// Nothing.
     Failed,
 }
 
 /// Reads a run and ends its copies.
-async fn fetch(shared: &Arc<Shared>, permits: &Semaphore, run: Vec<Fetch>) -> Outcome {
+async fn fetch(shared: &Arc<RemoteShared>, permits: &Semaphore, run: Vec<Fetch>) -> ReadOutcome {
     let begun = run.iter().map(|fetch| fetch.begun).min();
     let limit = left_of(begun.unwrap_or_else(Instant::now), shared.options.deadline);
     let first = &run[0].spot;
@@ -126,7 +126,7 @@ async fn fetch(shared: &Arc<Shared>, permits: &Semaphore, run: Vec<Fetch>) -> Ou
     let name = lock(&shared.state).catalog.pack(pack);
     let Some(name) = name else {
         fail(shared, &run, RemoteFailure::Gone, GONE);
-        return Outcome::Failed;
+        return ReadOutcome::Failed;
     };
     let read = async {
         let permit = permits.acquire().await;
@@ -145,7 +145,7 @@ async fn fetch(shared: &Arc<Shared>, permits: &Semaphore, run: Vec<Fetch>) -> Ou
             if quiet {
                 shared.read_answered(false);
             }
-            Outcome::Slow
+            ReadOutcome::Slow
         }
         Ok(Err(object_store::Error::NotFound { .. })) => {
             {
@@ -155,7 +155,7 @@ async fn fetch(shared: &Arc<Shared>, permits: &Semaphore, run: Vec<Fetch>) -> Ou
             }
             fail(shared, &run, RemoteFailure::Gone, GONE);
             shared.read_answered(true);
-            Outcome::Failed
+            ReadOutcome::Failed
         }
         Ok(Err(error)) => {
             fail(
@@ -165,7 +165,7 @@ async fn fetch(shared: &Arc<Shared>, permits: &Semaphore, run: Vec<Fetch>) -> Ou
                 Cause::of(StoreError::of(&error)),
             );
             shared.read_answered(false);
-            Outcome::Failed
+            ReadOutcome::Failed
         }
         Ok(Ok(found)) => {
             let sums = match found {
@@ -182,7 +182,7 @@ async fn fetch(shared: &Arc<Shared>, permits: &Semaphore, run: Vec<Fetch>) -> Ou
                 shared.read_lied(pack);
                 lose(shared, name);
                 fail(shared, &run, RemoteFailure::Short, what);
-                return Outcome::Failed;
+                return ReadOutcome::Failed;
             };
             if std::iter::zip(&run, &sums).any(|(fetch, sums)| **sums == *fetch.spot.sums) {
                 shared.read_answered(true);
@@ -192,22 +192,22 @@ async fn fetch(shared: &Arc<Shared>, permits: &Semaphore, run: Vec<Fetch>) -> Ou
             for (fetch, sums) in run.iter().zip(sums) {
                 take(shared, fetch, sums);
             }
-            Outcome::Whole
+            ReadOutcome::Whole
         }
     }
 }
 
-/// What a read has brought.
+/// The result of a request.
 enum Got {
     Bytes(Bytes),
-    /// Entries, which are in their slots: their checksums.
+    /// The checksums of entries that are in their slots.
     Copied(Vec<Vec<u64>>),
     /// Fewer bytes than there should be.
     Short,
 }
 
 async fn read(
-    shared: &Arc<Shared>,
+    shared: &Arc<RemoteShared>,
     name: PackName,
     range: Range<u64>,
     run: &[Fetch],
@@ -220,7 +220,7 @@ async fn read(
     let Some(directory) = &place.directory else {
         return place.range(&path, range).await.map(Got::Bytes);
     };
-    let part = |fetch: &Fetch| Part {
+    let part = |fetch: &Fetch| FilePart {
         copy: fetch.copy.id,
         class: fetch.spot.class,
         slots: Arc::clone(&fetch.slots),
@@ -243,7 +243,7 @@ async fn read(
 }
 
 /// Copies an entry out of what was read into its slots. Returns the checksums of the bytes.
-fn copy(shared: &Shared, fetch: &Fetch, start: u64, bytes: &[u8]) -> Vec<u64> {
+fn copy(shared: &RemoteShared, fetch: &Fetch, start: u64, bytes: &[u8]) -> Vec<u64> {
     let at = (fetch.spot.offset - start) as usize;
     let shard = shared.classes[fetch.spot.class].shard_bytes;
     let shards = bytes[at..at + fetch.bytes as usize].chunks(shard.max(1));
@@ -256,7 +256,7 @@ fn copy(shared: &Shared, fetch: &Fetch, start: u64, bytes: &[u8]) -> Vec<u64> {
 }
 
 /// Ends the read of an entry that is in its slots.
-fn take(shared: &Shared, fetch: &Fetch, sums: Vec<u64>) {
+fn take(shared: &RemoteShared, fetch: &Fetch, sums: Vec<u64>) {
     if sums == *fetch.spot.sums {
         shared.ledger.count(|counts| {
             counts.reads += 1;
@@ -274,7 +274,7 @@ fn take(shared: &Shared, fetch: &Fetch, sums: Vec<u64>) {
     }
 }
 
-fn fail(shared: &Shared, run: &[Fetch], reason: RemoteFailure, what: impl Into<Cause>) {
+fn fail(shared: &RemoteShared, run: &[Fetch], reason: RemoteFailure, what: impl Into<Cause>) {
     let what = what.into();
     {
         let mut state = lock(&shared.state);
@@ -289,8 +289,8 @@ fn fail(shared: &Shared, run: &[Fetch], reason: RemoteFailure, what: impl Into<C
     }
 }
 
-/// A pack is not what it was: its entries are no longer counted on.
-fn lose(shared: &Shared, name: PackName) {
+/// Removes a pack that has changed from the catalog.
+fn lose(shared: &RemoteShared, name: PackName) {
     let mut state = lock(&shared.state);
     state.catalog.remove_pack(name.id, &shared.classes);
     state.catalog.refuse(name.id);
@@ -303,7 +303,7 @@ mod tests {
     use hybrid_pages::tier::CopyId;
 
     use super::*;
-    use crate::catalog::Spot;
+    use crate::catalog::PackSpot;
     use crate::messages::Begun;
     use crate::pack::PackId;
 
@@ -314,9 +314,9 @@ mod tests {
             number: pack,
         };
         Fetch {
-            copy: Begun::new(CopyId(0), Weak::<Shared>::new()),
+            copy: Begun::new(CopyId(0), Weak::<RemoteShared>::new()),
             name: [0; 32],
-            spot: Spot {
+            spot: PackSpot {
                 pack: id,
                 class: 0,
                 offset,

@@ -17,22 +17,22 @@ use hybrid_pages::transfer::{TILE_BYTES, combine};
 use tokio::sync::mpsc::{Sender, channel};
 
 use crate::lock;
-use crate::shared::Shared;
+use crate::shared::RemoteShared;
 
 /// Bytes that are read or written at a time.
 const PIECE: usize = 16 * TILE_BYTES;
 /// Names that a listing is ahead of who reads it.
 const LISTED: usize = 1024;
-/// What is said of a file that has left since its name was listed.
+/// Text about a file that has left since its name was listed.
 const HAS_LEFT: [ErrorKind; 2] = [ErrorKind::NotFound, ErrorKind::StaleNetworkFileHandle];
 
 /// A part of a pack.
 #[derive(Debug, Clone)]
-pub(crate) struct Part {
+pub(crate) struct FilePart {
     pub(crate) copy: CopyId,
     pub(crate) class: usize,
     pub(crate) slots: Arc<[SlotId]>,
-    /// In the file.
+    /// Offset in the file.
     pub(crate) offset: u64,
     /// Checksums that the bytes should have.
     pub(crate) sums: Arc<[u64]>,
@@ -66,9 +66,9 @@ impl Drop for Stops {
 /// # Errors
 /// [`ErrorKind::UnexpectedEof`] if the file ends before.
 pub(crate) async fn read(
-    shared: &Arc<Shared>,
+    shared: &Arc<RemoteShared>,
     path: PathBuf,
-    parts: Vec<Part>,
+    parts: Vec<FilePart>,
 ) -> io::Result<Vec<Vec<u64>>> {
     let shared = Arc::clone(shared);
     in_a_thread(move |stopped| read_parts(&shared, File::open(path)?, &parts, stopped)).await
@@ -77,10 +77,10 @@ pub(crate) async fn read(
 /// Writes a pack that begins with `head`. `Some`: the slots of that part have other bytes than they should, or are no
 /// longer the copy's, and there is no pack.
 pub(crate) async fn write(
-    shared: &Arc<Shared>,
+    shared: &Arc<RemoteShared>,
     path: PathBuf,
     head: Vec<u8>,
-    parts: Vec<Part>,
+    parts: Vec<FilePart>,
 ) -> io::Result<Option<usize>> {
     let shared = Arc::clone(shared);
     in_a_thread(move |stopped| {
@@ -169,9 +169,9 @@ async fn in_a_thread<T: Send + 'static>(
 }
 
 fn read_parts(
-    shared: &Shared,
+    shared: &RemoteShared,
     mut file: File,
-    parts: &[Part],
+    parts: &[FilePart],
     stopped: &Stopped,
 ) -> io::Result<Vec<Vec<u64>>> {
     let mut buffer = vec![0; PIECE];
@@ -197,10 +197,10 @@ fn read_parts(
 }
 
 fn write_parts(
-    shared: &Shared,
+    shared: &RemoteShared,
     mut file: &File,
     head: &[u8],
-    parts: &[Part],
+    parts: &[FilePart],
     stopped: &Stopped,
 ) -> io::Result<Option<usize>> {
     let Some(connection) = shared.connection.get() else {
@@ -233,7 +233,11 @@ fn write_parts(
 
 /// The first part whose slots are no longer the copy's. Where there is none, what was written is what was hashed: nobody
 /// else could write the slots up to now.
-fn given_up(shared: &Shared, parts: &[Part], stopped: &Stopped) -> io::Result<Option<usize>> {
+fn given_up(
+    shared: &RemoteShared,
+    parts: &[FilePart],
+    stopped: &Stopped,
+) -> io::Result<Option<usize>> {
     let _held = stopped.check()?;
     Ok(parts.iter().position(|part| !shared.has_slots(part.copy)))
 }
@@ -275,13 +279,13 @@ mod tests {
     use super::*;
     use crate::options::RemoteOptions;
     use crate::place::Place;
-    use crate::shared::{Connection, Running};
+    use crate::shared::{Connection, RunningCopy};
     use hybrid_pages_tiers::entry_sizes;
 
     const COPY: CopyId = CopyId(7);
 
     /// A store with a copy out of a slot that holds one piece of ones.
-    fn writing(folder: &Path) -> (Shared, Part) {
+    fn writing(folder: &Path) -> (RemoteShared, FilePart) {
         let segment = Segment::new("data", Dtype::Uint8, vec![PIECE]).unwrap();
         let layer = Layer::new("layer", vec![segment]).unwrap();
         let group = Group::new(ClassKind::Attention, vec![layer], None).unwrap();
@@ -290,7 +294,8 @@ mod tests {
         arena.write(SlotId(0), &vec![1; PIECE]).unwrap();
         let place = Place::of_url(&format!("file://{}", folder.display())).unwrap();
         let options = RemoteOptions::new(place);
-        let mut shared = Shared::new(options, entry_sizes(&geometry, PIECE).unwrap(), 1, PIECE);
+        let mut shared =
+            RemoteShared::new(options, entry_sizes(&geometry, PIECE).unwrap(), 1, PIECE);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .build()
             .unwrap();
@@ -303,12 +308,12 @@ mod tests {
             uploads: tokio::sync::mpsc::unbounded_channel().0,
             fetches: tokio::sync::mpsc::unbounded_channel().0,
         });
-        let running = Running {
+        let running = RunningCopy {
             begun: Instant::now(),
             writes: None,
         };
         lock(&shared.state).running.insert(COPY, running);
-        let part = Part {
+        let part = FilePart {
             copy: COPY,
             class: 0,
             slots: Arc::from([SlotId(0)]),
@@ -318,9 +323,9 @@ mod tests {
         (shared, part)
     }
 
-    /// What comes of a write during whose last bytes something happens.
+    /// The outcome of a write during whose last bytes `happens` runs.
     fn write_while(
-        happens: impl FnOnce(&Shared, &Stopped) + Send,
+        happens: impl FnOnce(&RemoteShared, &Stopped) + Send,
     ) -> (io::Result<Option<usize>>, Vec<u8>) {
         let folder = tempfile::tempdir().unwrap();
         let (shared, part) = writing(folder.path());

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-/// What a listing has found waits so long for whoever asked for it.
+/// How long the result of a listing is kept for a lookup that asked for it.
 const KEPT: Duration = Duration::from_secs(5);
 
-/// How old the catalog is.
+/// The age of the catalog, and the listing that makes it new.
 #[derive(Debug, Default)]
 pub(crate) struct Freshness {
-    /// When the listing that runs has begun.
+    /// When the running listing has begun.
     running: Option<Instant>,
     /// Whether a lookup waits for it.
     asked: bool,
@@ -20,22 +20,22 @@ pub(crate) struct Freshness {
     listed_at: u64,
 }
 
-/// Whether what the catalog lacks is not there.
+/// Whether an entry that the catalog lacks is missing in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Answer {
-    /// It is not.
+pub(crate) enum FreshnessAnswer {
+    /// The entry is not in the store.
     Fresh,
-    /// A listing says so soon.
+    /// A listing that runs will tell.
     Wait,
-    /// The caller begins a listing, which says so.
+    /// The caller is to begin a listing, which will tell.
     Begin,
 }
 
 impl Freshness {
-    /// What a lookup finds that the catalog has no answer for.
-    pub(crate) fn ask(&mut self, refresh: Duration, limit: Duration) -> Answer {
+    /// The answer for a lookup of an entry that the catalog lacks.
+    pub(crate) fn ask(&mut self, refresh: Duration, limit: Duration) -> FreshnessAnswer {
         if self.running.is_some_and(|begun| begun.elapsed() >= limit) {
-            return Answer::Fresh; // What is known counts meanwhile.
+            return FreshnessAnswer::Fresh; // What is known counts meanwhile.
         }
         let fresh = match (self.ended, self.looked) {
             (Some(_), Some(looked)) => looked.elapsed() < refresh,
@@ -44,7 +44,7 @@ impl Freshness {
         };
         if fresh && self.running.is_none() {
             self.looked.get_or_insert_with(Instant::now);
-            return Answer::Fresh;
+            return FreshnessAnswer::Fresh;
         }
         self.begin(true)
     }
@@ -56,7 +56,7 @@ impl Freshness {
         (whole, self.listed_at)
     }
 
-    /// A listing that began then has worked.
+    /// A listing that began at this time has worked.
     pub(crate) const fn worked(&mut self, began: u64, whole: Option<Instant>) {
         self.listed_at = began;
         if whole.is_some() {
@@ -75,12 +75,12 @@ impl Freshness {
     }
 
     /// Begins a listing unless one runs. `asked`: a lookup waits for it.
-    pub(crate) fn begin(&mut self, asked: bool) -> Answer {
+    pub(crate) fn begin(&mut self, asked: bool) -> FreshnessAnswer {
         if self.running.is_some() {
-            return Answer::Wait;
+            return FreshnessAnswer::Wait;
         }
         (self.running, self.asked) = (Some(Instant::now()), asked);
-        Answer::Begin
+        FreshnessAnswer::Begin
     }
 }
 
@@ -92,25 +92,31 @@ mod tests {
     fn an_answer_is_fresh_from_the_first_look_on() {
         let mut freshness = Freshness::default();
         let refresh = Duration::from_secs(3600);
-        assert_eq!(freshness.ask(refresh, refresh), Answer::Begin);
-        assert_eq!(freshness.ask(refresh, refresh), Answer::Wait);
+        assert_eq!(freshness.ask(refresh, refresh), FreshnessAnswer::Begin);
+        assert_eq!(freshness.ask(refresh, refresh), FreshnessAnswer::Wait);
         (freshness.running, freshness.ended) = (None, Some(Instant::now()));
-        assert_eq!(freshness.ask(Duration::ZERO, refresh), Answer::Fresh);
-        assert_eq!(freshness.ask(refresh, refresh), Answer::Fresh);
-        assert_eq!(freshness.ask(Duration::ZERO, refresh), Answer::Begin);
+        assert_eq!(
+            freshness.ask(Duration::ZERO, refresh),
+            FreshnessAnswer::Fresh
+        );
+        assert_eq!(freshness.ask(refresh, refresh), FreshnessAnswer::Fresh);
+        assert_eq!(
+            freshness.ask(Duration::ZERO, refresh),
+            FreshnessAnswer::Begin
+        );
     }
 
     #[test]
     fn a_listing_from_before_the_question_is_no_answer() {
         let mut freshness = Freshness::default();
         let refresh = Duration::from_secs(3600);
-        assert_eq!(freshness.begin(false), Answer::Begin);
-        assert_eq!(freshness.ask(refresh, refresh), Answer::Wait);
+        assert_eq!(freshness.begin(false), FreshnessAnswer::Begin);
+        assert_eq!(freshness.ask(refresh, refresh), FreshnessAnswer::Wait);
         (freshness.running, freshness.ended) = (None, Some(Instant::now()));
-        assert_eq!(freshness.ask(refresh, refresh), Answer::Begin);
+        assert_eq!(freshness.ask(refresh, refresh), FreshnessAnswer::Begin);
         assert_eq!(
             freshness.ask(refresh, refresh),
-            Answer::Wait,
+            FreshnessAnswer::Wait,
             "the one before it is no answer"
         );
     }

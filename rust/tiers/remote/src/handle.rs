@@ -1,4 +1,4 @@
-//! A remote store as its owner sees it, once the cache has the store itself.
+//! The handle of a remote store, for its owner: the cache has the tier itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::sync::mpsc::unbounded_channel;
 use crate::error::StoreError;
 use crate::listing::list;
 use crate::messages::Upload;
-use crate::shared::{Connection, Shared};
+use crate::shared::{Connection, RemoteShared};
 use crate::stats::{RemoteFailure, RemoteStats};
 use crate::{fetch, lock, upload};
 
@@ -23,7 +23,7 @@ const THREADS: usize = 4;
 
 /// Connects a remote store and counts what it does. It may outlive the store.
 #[derive(Debug, Clone)]
-pub struct RemoteHandle(pub(crate) Arc<Shared>);
+pub struct RemoteHandle(pub(crate) Arc<RemoteShared>);
 
 impl RemoteHandle {
     /// Begins to use the store for an identity, over the arena that the cache's slots lie in. Before that it finds
@@ -100,7 +100,7 @@ impl RemoteHandle {
         self.0.stats()
     }
 
-    /// What an operator should read: one line for the first failure of each kind, each given once.
+    /// Notes for an operator since the last call: a line for the first failure of each kind, among others.
     #[must_use]
     pub fn take_notes(&self) -> Vec<String> {
         self.0.ledger.take_notes()
@@ -126,7 +126,7 @@ impl RemoteHandle {
 }
 
 /// Ends the copies and the tasks. The second call does nothing.
-pub(crate) fn close(shared: &Shared) {
+pub(crate) fn close(shared: &RemoteShared) {
     if !shared.is_inherited() {
         shared.leave_slots();
     }

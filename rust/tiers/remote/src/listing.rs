@@ -1,4 +1,4 @@
-//! What others have written: the store is listed when a lookup finds the catalog old.
+//! Listings of the store, which find packs of others. One begins when a lookup finds the catalog old.
 
 use std::collections::BTreeMap;
 use std::future::ready;
@@ -13,9 +13,9 @@ use object_store::path::Path;
 use tokio::time::timeout;
 
 use crate::error::StoreError;
-use crate::pack::{PackId, PackName, Table, is_a_length, names_from, taken_back};
+use crate::pack::{PackId, PackName, PackTable, is_a_length, names_from, taken_back};
 use crate::place::of_a_file;
-use crate::shared::{Connection, GONE, PANICKED, Shared, now};
+use crate::shared::{Connection, GONE, PANICKED, RemoteShared, now};
 use crate::stats::RemoteFailure;
 use crate::{files, lock};
 
@@ -29,12 +29,12 @@ const LATE: &str = "expected to find packs and resets within seconds, found one 
                     of all engines must agree to half a minute";
 
 /// A listing that runs, for as long as its task does.
-struct Running<'a> {
-    shared: &'a Shared,
+struct RunningListing<'a> {
+    shared: &'a RemoteShared,
     ended: bool,
 }
 
-impl Drop for Running<'_> {
+impl Drop for RunningListing<'_> {
     fn drop(&mut self) {
         if !self.ended && !lock(&self.shared.state).closed {
             self.shared.ledger.failed(RemoteFailure::Panic, PANICKED);
@@ -45,8 +45,8 @@ impl Drop for Running<'_> {
 }
 
 /// Lists the store and reads the tables of new packs.
-pub(crate) async fn list(shared: Arc<Shared>) {
-    let mut running = Running {
+pub(crate) async fn list(shared: Arc<RemoteShared>) {
+    let mut running = RunningListing {
         shared: &shared,
         ended: false,
     };
@@ -56,7 +56,7 @@ pub(crate) async fn list(shared: Arc<Shared>) {
     running.ended = true;
 }
 
-async fn refresh(shared: &Shared, connection: &Connection) {
+async fn refresh(shared: &RemoteShared, connection: &Connection) {
     let (begun, began) = (Instant::now(), now());
     let (whole, listed_at) = lock(&shared.state).freshness.next(shared.options.whole);
     // A name has the time, by its writer's clock, at which the pack's upload began, and the pack is there
@@ -84,7 +84,7 @@ async fn refresh(shared: &Shared, connection: &Connection) {
 }
 
 /// Removes packs from the catalog, a few at a time, so that nobody waits long for the lock.
-fn forget(shared: &Shared, is_gone: impl Fn(PackId) -> bool) {
+fn forget(shared: &RemoteShared, is_gone: impl Fn(PackId) -> bool) {
     let mut last = None;
     loop {
         let part = lock(&shared.state).catalog.after(last);
@@ -102,7 +102,7 @@ fn forget(shared: &Shared, is_gone: impl Fn(PackId) -> bool) {
 /// The packs that there are, with the bytes of their objects, the newest ones if they are many. `None` if the store
 /// doesn't say. Signs from before `late` should have been listed earlier.
 async fn names(
-    shared: &Shared,
+    shared: &RemoteShared,
     connection: &Connection,
     from: Option<u64>,
     late: u64,
@@ -151,7 +151,7 @@ async fn names(
 
 /// Names of objects, with their bytes: all of them, or those from a time on.
 fn objects(
-    shared: &Shared,
+    shared: &RemoteShared,
     connection: &Connection,
     from: Option<u64>,
 ) -> BoxStream<'static, object_store::Result<(String, u64)>> {
@@ -185,7 +185,7 @@ fn objects(
 
 /// Takes note of an object.
 fn sort(
-    shared: &Shared,
+    shared: &RemoteShared,
     name: &str,
     bytes: u64,
     late: u64,
@@ -206,7 +206,12 @@ fn sort(
 
 /// Reads the tables of the packs that are new, the newest first. Those from before `late` should have been listed
 /// earlier.
-async fn learn(shared: &Shared, connection: &Connection, names: &[(PackName, u64)], late: u64) {
+async fn learn(
+    shared: &RemoteShared,
+    connection: &Connection,
+    names: &[(PackName, u64)],
+    late: u64,
+) {
     let mut unread = std::mem::take(&mut *lock(&shared.unread));
     for part in names.chunks(1024) {
         let state = lock(&shared.state);
@@ -235,17 +240,17 @@ async fn learn(shared: &Shared, connection: &Connection, names: &[(PackName, u64
     let mut tables = tables.buffer_unordered(shared.options.requests);
     while let Some((name, table)) = tables.next().await {
         let mut state = lock(&shared.state);
-        if !matches!(table, Outcome::Later) {
+        if !matches!(table, TableOutcome::Later) {
             unread.remove(&name.id);
         }
         let mut full = false;
         match table {
-            Outcome::Table(table) if !state.cleared => {
+            TableOutcome::Table(table) if !state.cleared => {
                 full = state.catalog.add(name, table, &shared.classes, false);
             }
-            Outcome::Refused => state.catalog.refuse(name.id),
-            Outcome::Gone => state.catalog.miss(name.id),
-            Outcome::Table(_) | Outcome::None | Outcome::Later => {}
+            TableOutcome::Refused => state.catalog.refuse(name.id),
+            TableOutcome::Gone => state.catalog.miss(name.id),
+            TableOutcome::Table(_) | TableOutcome::None | TableOutcome::Later => {}
         }
         let stops = state.reads.is_open();
         drop(state);
@@ -260,31 +265,36 @@ async fn learn(shared: &Shared, connection: &Connection, names: &[(PackName, u64
     *lock(&shared.unread) = unread;
 }
 
-enum Outcome {
-    Table(Table),
-    /// It is none, and never will be.
+enum TableOutcome {
+    Table(PackTable),
+    /// It is no pack, and never will be.
     Refused,
-    /// It is gone, though it was listed.
+    /// The pack is gone, though it was listed.
     Gone,
-    /// It is not wanted any more.
+    /// The table is not wanted any more.
     None,
-    /// It could not be read.
+    /// The table could not be read.
     Later,
 }
 
-async fn table(shared: &Shared, connection: &Connection, name: PackName, bytes: u64) -> Outcome {
+async fn table(
+    shared: &RemoteShared,
+    connection: &Connection,
+    name: PackName,
+    bytes: u64,
+) -> TableOutcome {
     let wanted = {
         let state = lock(&shared.state);
         // What is not may still say whether reads work again.
         state.catalog.wants(name.id) || state.reads.is_open()
     };
     if !wanted {
-        return Outcome::None;
+        return TableOutcome::None;
     }
     if name.table_bytes > bytes || !is_a_length(name.table_bytes, shared.ranks) {
         let what = format!("expected a table of whole entries inside {bytes} bytes, found {name}");
         shared.ledger.failed(RemoteFailure::Table, &what);
-        return Outcome::Refused;
+        return TableOutcome::Refused;
     }
     let path: Path = connection.folder.clone().join(name.to_string());
     let reading = shared.options.place.range(&path, 0..name.table_bytes);
@@ -294,20 +304,20 @@ async fn table(shared: &Shared, connection: &Connection, name: PackName, bytes: 
         Ok(Ok(found)) => {
             shared.read_answered(true);
             let (identity, classes) = (&connection.identity, &shared.classes);
-            match Table::decode(&found, identity, name, bytes, classes, shared.ranks) {
-                Ok(table) => return Outcome::Table(table),
+            match PackTable::decode(&found, identity, name, bytes, classes, shared.ranks) {
+                Ok(table) => return TableOutcome::Table(table),
                 Err(what) => {
                     shared
                         .ledger
                         .failed(RemoteFailure::Table, &format!("{name}: {what}"));
-                    return Outcome::Refused;
+                    return TableOutcome::Refused;
                 }
             }
         }
         Ok(Err(object_store::Error::NotFound { .. })) => {
             shared.read_answered(true);
             shared.ledger.failed(RemoteFailure::Gone, GONE);
-            return Outcome::Gone;
+            return TableOutcome::Gone;
         }
         Ok(Err(error)) => (RemoteFailure::Read, StoreError::of(&error).to_string()),
         Err(_) => (
@@ -317,5 +327,5 @@ async fn table(shared: &Shared, connection: &Connection, name: PackName, bytes: 
     };
     shared.ledger.failed(reason, &what);
     shared.read_answered(false);
-    Outcome::Later
+    TableOutcome::Later
 }

@@ -1,4 +1,4 @@
-//! What the tasks are told.
+//! Messages to the tasks that read and write.
 
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -7,11 +7,11 @@ use hybrid_pages::ids::SlotId;
 use hybrid_pages::tier::CopyId;
 use hybrid_pages_tiers::Name;
 
-use crate::catalog::Spot;
+use crate::catalog::PackSpot;
 
-/// Hears of copies that their task let go of.
-pub(crate) trait Owner: Send + Sync {
-    /// If the copy has not ended, it has failed.
+/// Told of copies that a task has let go of.
+pub(crate) trait CopyOwner: Send + Sync {
+    /// A task has let go of a copy. If that has not ended, it has failed.
     fn let_go(&self, copy: CopyId);
 }
 
@@ -19,11 +19,11 @@ pub(crate) trait Owner: Send + Sync {
 #[derive(Debug)]
 pub(crate) struct Begun {
     pub(crate) id: CopyId,
-    owner: Weak<dyn Owner>,
+    owner: Weak<dyn CopyOwner>,
 }
 
 impl Begun {
-    pub(crate) fn new(id: CopyId, owner: Weak<dyn Owner>) -> Self {
+    pub(crate) fn new(id: CopyId, owner: Weak<dyn CopyOwner>) -> Self {
         Self { id, owner }
     }
 }
@@ -41,24 +41,24 @@ impl Drop for Begun {
 pub(crate) struct Fetch {
     pub(crate) copy: Begun,
     pub(crate) name: Name,
-    pub(crate) spot: Spot,
+    pub(crate) spot: PackSpot,
     pub(crate) bytes: u64,
     pub(crate) slots: Arc<[SlotId]>,
     pub(crate) begun: Instant,
 }
 
-/// What the task that makes packs is told.
+/// A message to the task that makes packs.
 #[derive(Debug)]
 pub(crate) enum Upload {
-    /// To write an entry.
-    Entry(Entry),
-    /// To wait for no further entries.
+    /// Write an entry.
+    Entry(EntryWrite),
+    /// Write the pack now, without waiting for further entries.
     Flush,
 }
 
 /// A write of one entry.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct EntryWrite {
     pub(crate) copy: Begun,
     pub(crate) name: Name,
     pub(crate) class: usize,

@@ -11,7 +11,7 @@ const MOST_TIME: Duration = Duration::from_secs(24 * 3600);
 /// The longest of the others: a year.
 const MOST_AGE: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// What is read from a store, and written to it.
+/// Which entries are read from a store and written to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Admit {
     /// By expected saving: what is faster to compute is not read, and what only one request has used is not written.
@@ -44,31 +44,31 @@ impl Admit {
 /// Settings of a remote store.
 #[derive(Debug, Clone)]
 pub struct RemoteOptions {
-    /// Where it is.
+    /// The place of the store.
     pub place: Place,
-    /// A read may take so long, and so may a question what is there.
+    /// Time limit of a read, and of a question what the store has.
     pub deadline: Duration,
-    /// What is read and written.
+    /// Which entries are read and written.
     pub admit: Admit,
     /// Bytes of slots that may wait to be written; what is offered beyond that is declined.
     pub queue_bytes: u64,
-    /// Payload of a pack, about: larger entries have a pack each.
+    /// Size that a pack should have, in bytes of payload. Larger entries have a pack each.
     pub pack_bytes: u64,
-    /// An entry waits so long for others of its pack.
+    /// How long an entry waits for others of its pack.
     pub pack_age: Duration,
-    /// What is known of others' packs may be so old.
+    /// How old the knowledge of others' packs may be when a lookup misses.
     pub refresh: Duration,
-    /// Requests to the store at a time, in each direction.
+    /// Most requests to the store at a time, in each direction.
     pub requests: usize,
     /// The first pause before the store is tried again after failures; it doubles up to 64 times.
     pub retry: Duration,
-    /// A write that takes longer has failed.
+    /// Time limit of a write.
     pub write_limit: Duration,
-    /// Clocks of engines may differ by so much: what others write is found later if they differ by more.
+    /// Most that the clocks of engines may differ. If they differ more, entries of others are found later.
     pub skew: Duration,
-    /// So often everything is listed: packs may be gone, or clocks differ more.
+    /// Time between two listings of everything, which find packs that are gone, and those of clocks that differ more.
     pub whole: Duration,
-    /// Entries that the catalog holds at most; beyond that it forgets the oldest packs.
+    /// Most entries in the catalog; beyond that it forgets the oldest packs.
     pub most_entries: usize,
 }
 
@@ -93,7 +93,7 @@ impl RemoteOptions {
         }
     }
 
-    /// How long an entry is not found whose read has failed.
+    /// How long an entry is not found after its read has failed.
     pub(crate) fn suspicion(&self) -> Duration {
         self.deadline.max(self.retry)
     }

@@ -1,4 +1,4 @@
-//! What the bytes of a pack mean: `docs/remote-format.md` has it byte by byte.
+//! The layout of a pack and of its name. `docs/remote-format.md` describes it byte by byte.
 
 use std::fmt;
 
@@ -15,10 +15,10 @@ const SUFFIX: &str = ".pack";
 
 /// Most entries of a pack.
 pub(crate) const MOST_ENTRIES: usize = 4096;
-/// A table of more is not read.
+/// Most records of a table that is read.
 const MOST_RECORDS: usize = 16 * MOST_ENTRIES;
 
-/// Names a pack. Later ones are greater, as far as the clocks of their writers agree.
+/// Identifies a pack. Later packs have greater ids, as far as the clocks of their writers agree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct PackId {
     /// Milliseconds since 1970 when it was made.
@@ -36,7 +36,7 @@ pub(crate) struct PackName {
     pub(crate) table_bytes: u64,
 }
 
-/// Where names of packs that were made at a time, or later, begin.
+/// The first name that a pack of this time, in milliseconds since 1970, or of a later one can have.
 pub(crate) fn names_from(made: u64) -> String {
     format!("{made:012x}")
 }
@@ -57,7 +57,7 @@ impl fmt::Display for PackName {
 }
 
 impl PackName {
-    /// `None` for the name of anything else.
+    /// Reads the name of an object; `None` if it is not that of a pack.
     pub(crate) fn parse(name: &str) -> Option<Self> {
         let mut parts = name.strip_suffix(SUFFIX)?.split('-');
         let mut word = || u64::from_str_radix(parts.next()?, 16).ok();
@@ -75,14 +75,14 @@ impl PackName {
     }
 }
 
-/// The name that says that a writer has taken back everything.
+/// The name of the empty object that tells others that a writer has taken back all its packs.
 pub(crate) fn sign_of(made: u64, writer: u64) -> String {
     format!("{made:012x}-{writer:016x}{SIGN}")
 }
 
 const SIGN: &str = ".gone";
 
-/// When a writer has taken back everything, and which, if that is what a name says.
+/// Reads the name of an object that tells that a writer has taken back its packs: the time, and the writer.
 pub(crate) fn taken_back(name: &str) -> Option<(u64, u64)> {
     let (made, writer) = name.strip_suffix(SIGN)?.split_once('-')?;
     let word = |text| u64::from_str_radix(text, 16).ok();
@@ -90,26 +90,26 @@ pub(crate) fn taken_back(name: &str) -> Option<(u64, u64)> {
     (sign_of(made, writer) == name).then_some((made, writer))
 }
 
-/// An entry in a pack.
+/// The place of an entry in a pack, as the table of the pack has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Record {
+pub(crate) struct PackRecord {
     pub(crate) name: Name,
     pub(crate) class: usize,
-    /// From the object's start; the shards follow one another, in the order of ranks.
+    /// Offset in the object. The shards follow one another, in the order of ranks.
     pub(crate) offset: u64,
-    /// One per rank.
+    /// Checksums of the shards, one per rank.
     pub(crate) sums: Box<[u64]>,
 }
 
-/// A pack's table.
+/// The table at the front of a pack: which entries it has, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Table {
-    pub(crate) records: Vec<Record>,
+pub(crate) struct PackTable {
+    pub(crate) records: Vec<PackRecord>,
     /// Bytes of the object.
     pub(crate) object_bytes: u64,
 }
 
-/// Whether a table can be so long.
+/// Whether a table can have so many bytes.
 pub(crate) const fn is_a_length(bytes: u64, ranks: usize) -> bool {
     let record = (RECORD_BYTES + 8 * ranks) as u64;
     match bytes.checked_sub(table_bytes(0, ranks)) {
@@ -118,20 +118,20 @@ pub(crate) const fn is_a_length(bytes: u64, ranks: usize) -> bool {
     }
 }
 
-/// Bytes of the table of so many entries.
+/// Bytes of a table with so many entries.
 pub(crate) const fn table_bytes(entries: usize, ranks: usize) -> u64 {
     (HEADER_BYTES + entries * (RECORD_BYTES + 8 * ranks) + CHECK_BYTES) as u64
 }
 
-impl Table {
-    /// Lays entries out one after another, in the order given.
+impl PackTable {
+    /// The table of a pack with these entries, one after another.
     pub(crate) fn of(entries: &[(Name, usize, &[u64])], classes: &[EntrySize]) -> Self {
         let ranks = entries.first().map_or(1, |(.., sums)| sums.len());
         let mut offset = table_bytes(entries.len(), ranks);
         let record = |&(name, class, sums): &(Name, usize, &[u64])| {
             let at = offset;
             offset += classes[class].bytes;
-            Record {
+            PackRecord {
                 name,
                 class,
                 offset: at,
@@ -145,7 +145,7 @@ impl Table {
         }
     }
 
-    /// The first bytes of the object.
+    /// The bytes of the table.
     pub(crate) fn encode(&self, identity: &Identity, id: PackId) -> Vec<u8> {
         let ranks = self.records.first().map_or(1, |record| record.sums.len());
         let length = table_bytes(self.records.len(), ranks);
@@ -174,10 +174,10 @@ impl Table {
         bytes
     }
 
-    /// Reads the first bytes of an object of `object_bytes`, which must be the pack of that name and identity.
+    /// Reads the table at the front of an object of `object_bytes`, which must be the pack of that name and identity.
     ///
     /// # Errors
-    /// What was expected and found.
+    /// Says what was expected and found.
     pub(crate) fn decode(
         bytes: &[u8],
         identity: &Identity,
@@ -242,7 +242,7 @@ impl Table {
             }
             let mut name = Name::default();
             name.copy_from_slice(&record[..32]);
-            records.push(Record {
+            records.push(PackRecord {
                 name,
                 class,
                 offset,
@@ -276,7 +276,7 @@ mod tests {
     ];
     const IDENTITY: Identity = [9; 32];
 
-    fn pack() -> (PackName, Table, Vec<u8>) {
+    fn pack() -> (PackName, PackTable, Vec<u8>) {
         let id = PackId {
             made: 0x0192_3344_5566,
             writer: 77,
@@ -287,7 +287,7 @@ mod tests {
             ([2; 32], 1, &[3, 4]),
             ([3; 32], 0, &[5, 6]),
         ];
-        let table = Table::of(&entries, &CLASSES);
+        let table = PackTable::of(&entries, &CLASSES);
         let bytes = table.encode(&IDENTITY, id);
         let name = PackName {
             id,
@@ -301,7 +301,7 @@ mod tests {
         let (name, table, bytes) = pack();
         assert_eq!(table_bytes(3, 2), bytes.len() as u64);
         assert_eq!(table.object_bytes, bytes.len() as u64 + 1600);
-        let found = Table::decode(&bytes, &IDENTITY, name, table.object_bytes, &CLASSES, 2);
+        let found = PackTable::decode(&bytes, &IDENTITY, name, table.object_bytes, &CLASSES, 2);
         assert_eq!(found, Ok(table));
         assert_eq!(PackName::parse(&name.to_string()), Some(name));
     }
@@ -313,7 +313,8 @@ mod tests {
             for bit in [0, 7] {
                 let mut other = bytes.clone();
                 other[at] ^= 1 << bit;
-                let found = Table::decode(&other, &IDENTITY, name, table.object_bytes, &CLASSES, 2);
+                let found =
+                    PackTable::decode(&other, &IDENTITY, name, table.object_bytes, &CLASSES, 2);
                 assert!(found.is_err(), "byte {at}");
             }
         }
@@ -323,7 +324,7 @@ mod tests {
     fn a_table_of_another_pack_identity_or_length_is_refused() {
         let (name, table, bytes) = pack();
         let decode = |bytes: &[u8], identity, name, length, ranks| {
-            Table::decode(bytes, identity, name, length, &CLASSES, ranks)
+            PackTable::decode(bytes, identity, name, length, &CLASSES, ranks)
         };
         let length = table.object_bytes;
         let mut other = name;

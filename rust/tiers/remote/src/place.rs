@@ -21,12 +21,12 @@ use url::Url;
 
 use crate::error::{StoreError, secrets};
 
-/// Where a store is, and what talks to it.
+/// The place of a remote store, and the client that talks to it.
 #[derive(Debug, Clone)]
 pub struct Place {
     pub(crate) store: Arc<dyn ObjectStore>,
     pub(crate) prefix: Path,
-    /// The same client, if the store is a directory.
+    /// The client of the file system, if the store is a directory.
     pub(crate) directory: Option<Arc<LocalFileSystem>>,
     shown: String,
 }
@@ -147,7 +147,7 @@ impl Place {
         })
     }
 
-    /// A place of one's own making: below `prefix` of a store. `shown` names it in logs.
+    /// A place below `prefix` in a store with a client of its own. `shown` names the place in logs.
     #[must_use]
     pub fn of(store: Arc<dyn ObjectStore>, prefix: Path, shown: String) -> Self {
         Self {
@@ -158,13 +158,13 @@ impl Place {
         }
     }
 
-    /// What talks to the store.
+    /// The client that talks to the store.
     #[must_use]
     pub const fn client(&self) -> &Arc<dyn ObjectStore> {
         &self.store
     }
 
-    /// What an object has there. Of an answer that is longer, no more is taken than shows that it is.
+    /// The bytes of an object in a range. If the answer is longer, only one piece too many is read.
     pub(crate) async fn range(
         &self,
         path: &Path,
@@ -185,7 +185,7 @@ impl Place {
         collect_bytes(pieces.boxed(), Some(length)).await
     }
 
-    /// Its name in logs, without credentials.
+    /// The name of the place in logs, without credentials.
     #[must_use]
     pub fn shown(&self) -> &str {
         &self.shown

@@ -1,4 +1,4 @@
-//! The remote store as a tier: calls of the cache become messages to tasks, and none waits.
+//! The remote store as a tier: calls of the cache become messages to tasks, and no call waits.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,13 +11,13 @@ use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room, Tier};
 use hybrid_pages_tiers::{entry_sizes, largest_entry, name_of, queue_slots, shared_room};
 
 use crate::catalog::Catalog;
-use crate::freshness::Answer;
+use crate::freshness::FreshnessAnswer;
 use crate::handle::{RemoteHandle, close};
 use crate::listing::list;
 use crate::lock;
-use crate::messages::{Begun, Entry, Fetch, Upload};
+use crate::messages::{Begun, EntryWrite, Fetch, Upload};
 use crate::options::{Admit, RemoteOptions};
-use crate::shared::{Running, Shared, refused};
+use crate::shared::{RemoteShared, RunningCopy, refused};
 use crate::upload::take_back;
 
 /// An engine at work lists the store so often, also if it finds all that it looks for.
@@ -26,7 +26,7 @@ const LOOKING: Duration = Duration::from_secs(30);
 /// A tier in a remote store. See the crate's documentation.
 pub struct Remote {
     room: Room,
-    shared: Arc<Shared>,
+    shared: Arc<RemoteShared>,
     queue_slots: u64,
 }
 
@@ -49,11 +49,16 @@ impl Remote {
         Ok(Self {
             room: shared_room(options.most_entries as u64, largest, policy),
             queue_slots: queue_slots(options.queue_bytes, slot_bytes, largest),
-            shared: Arc::new(Shared::new(options, sizes, geometry.ranks(), slot_bytes)),
+            shared: Arc::new(RemoteShared::new(
+                options,
+                sizes,
+                geometry.ranks(),
+                slot_bytes,
+            )),
         })
     }
 
-    /// To connect it and to count.
+    /// A handle, which connects the tier and has its counts.
     #[must_use]
     pub fn handle(&self) -> RemoteHandle {
         RemoteHandle(Arc::clone(&self.shared))
@@ -81,7 +86,7 @@ impl Remote {
             // Others may have taken back what this engine still finds.
             let old = !state.is_out() && state.freshness.is_older_than(LOOKING);
             let due = used && (tries || old);
-            due && state.freshness.begin(false) == Answer::Begin
+            due && state.freshness.begin(false) == FreshnessAnswer::Begin
         };
         if begins {
             self.begin_listing();
@@ -165,14 +170,14 @@ impl Below for Remote {
             shared.ledger.count(|counts| counts.spared_writes += 1);
             return self.end(copy, Ok(Vec::new()));
         }
-        let running = Running {
+        let running = RunningCopy {
             begun: Instant::now(),
             writes: Some(name),
         };
         state.running.insert(copy, running);
         state.writing.insert(name, copy);
         drop(state);
-        let entry = Entry {
+        let entry = EntryWrite {
             copy: Begun::new(copy, Arc::downgrade(shared) as _),
             name,
             class,
@@ -205,7 +210,7 @@ impl Below for Remote {
         }
         let begun = Instant::now();
         let writes = None;
-        let running = Running { begun, writes };
+        let running = RunningCopy { begun, writes };
         state.running.insert(copy, running);
         drop(state);
         let fetch = Fetch {
@@ -260,12 +265,12 @@ impl Below for Remote {
         };
         drop(state);
         match answer {
-            Answer::Fresh => {
+            FreshnessAnswer::Fresh => {
                 self.shared.ledger.count(|counts| counts.misses += 1);
                 return Found::Absent;
             }
-            Answer::Begin => self.begin_listing(),
-            Answer::Wait => {}
+            FreshnessAnswer::Begin => self.begin_listing(),
+            FreshnessAnswer::Wait => {}
         }
         Found::Asking
     }

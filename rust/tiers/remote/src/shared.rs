@@ -1,4 +1,4 @@
-//! What the tasks of a remote store share with it, and how copies end.
+//! The state that a remote store shares with its tasks and handles, and how copies end.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,7 +22,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::catalog::Catalog;
 use crate::freshness::Freshness;
 use crate::lock;
-use crate::messages::{Fetch, Owner, Upload};
+use crate::messages::{CopyOwner, Fetch, Upload};
 use crate::options::RemoteOptions;
 use crate::pack::{PackId, PackName, REMOTE_FORMAT_VERSION};
 use crate::stats::{RemoteFailure, RemoteStats};
@@ -30,15 +30,15 @@ use crate::stats::{RemoteFailure, RemoteStats};
 /// Entries whose read has failed, that are remembered at most.
 const MOST_SUSPECTS: usize = 1 << 20;
 
-/// Shared by a remote store, its handles and its tasks. No lock is held while the store is waited for.
+/// The state that a remote store shares with its handles and tasks. No lock is held while the store is waited for.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct RemoteShared {
     pub(crate) options: RemoteOptions,
     pub(crate) classes: Vec<EntrySize>,
     pub(crate) ranks: usize,
     pub(crate) slot_bytes: usize,
     pub(crate) connection: OnceLock<Connection>,
-    pub(crate) state: Mutex<State>,
+    pub(crate) state: Mutex<RemoteState>,
     pub(crate) ended: CopyEnds,
     /// Packs that were listed, with the bytes of their objects, and whose tables were not read yet. Only the listing
     /// that runs uses it.
@@ -53,7 +53,7 @@ pub(crate) struct Shared {
     full: AtomicBool,
 }
 
-/// What is known once the identity is.
+/// What the tasks need, from the time when the store is connected.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) planes: Planes,
@@ -68,13 +68,13 @@ pub(crate) struct Connection {
 }
 
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct RemoteState {
     pub(crate) catalog: Catalog,
     pub(crate) freshness: Freshness,
-    pub(crate) running: HashMap<CopyId, Running>,
+    pub(crate) running: HashMap<CopyId, RunningCopy>,
     /// The newest write of a name; one that is undone is not in it.
     pub(crate) writing: HashMap<Name, CopyId>,
-    /// Entries whose read has failed are not found before.
+    /// Entries whose read has failed, with the time from which they may be found again.
     pub(crate) suspects: Recent<Instant>,
     /// Packs of this process, for when they have to be taken back.
     pub(crate) own: Vec<PackName>,
@@ -88,7 +88,7 @@ pub(crate) struct State {
     pub(crate) speed: Speed,
     /// Everything was reset: the identity no longer says what this engine computes.
     pub(crate) cleared: bool,
-    /// What the reset made wrong is not gone from the store yet.
+    /// A reset has made packs of this process wrong, and they are not gone from the store yet.
     pub(crate) removing: bool,
     pub(crate) closed: bool,
     /// When the store last answered.
@@ -97,7 +97,7 @@ pub(crate) struct State {
     liar: Option<PackId>,
 }
 
-impl State {
+impl RemoteState {
     /// Whether the store is left alone.
     pub(crate) const fn is_out(&self) -> bool {
         self.answers.is_open() || self.reads.is_open()
@@ -111,13 +111,13 @@ impl State {
 
 /// A copy that has not ended.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Running {
+pub(crate) struct RunningCopy {
     pub(crate) begun: Instant,
-    /// What it writes, if it is no read.
+    /// Name of the entry that a write is of; `None` for a read.
     pub(crate) writes: Option<Name>,
 }
 
-impl Shared {
+impl RemoteShared {
     pub(crate) fn new(
         options: RemoteOptions,
         classes: Vec<EntrySize>,
@@ -131,7 +131,7 @@ impl Shared {
             ranks,
             slot_bytes,
             connection: OnceLock::new(),
-            state: Mutex::new(State {
+            state: Mutex::new(RemoteState {
                 catalog: Catalog::new(options.most_entries),
                 freshness: Freshness::default(),
                 running: HashMap::new(),
@@ -220,12 +220,12 @@ impl Shared {
         stats
     }
 
-    /// The store answered, or it did not.
+    /// Notes whether a listing was answered.
     pub(crate) fn answered(&self, works: bool) {
         self.heard(works, |state| &mut state.answers);
     }
 
-    /// The same of a read.
+    /// Notes whether a read was answered.
     pub(crate) fn read_answered(&self, works: bool) {
         if works {
             lock(&self.state).last_answer = Some(Instant::now());
@@ -246,7 +246,7 @@ impl Shared {
         }
     }
 
-    fn heard(&self, works: bool, of: impl FnOnce(&mut State) -> &mut CircuitBreaker) {
+    fn heard(&self, works: bool, of: impl FnOnce(&mut RemoteState) -> &mut CircuitBreaker) {
         let mut state = lock(&self.state);
         let was_out = state.is_out();
         let breaker = of(&mut state);
@@ -264,7 +264,7 @@ impl Shared {
     pub(crate) fn end(&self, copy: CopyId, result: Result<Vec<u64>>) {
         let mut state = lock(&self.state);
         let was = state.running.remove(&copy);
-        let Some(Running { begun, writes }) = was else {
+        let Some(RunningCopy { begun, writes }) = was else {
             return;
         };
         if let Some(name) = writes
@@ -286,7 +286,7 @@ impl Shared {
         self.ended.add(copy, result);
     }
 
-    /// Ends a copy that failed.
+    /// Ends a copy that failed, and counts the failure.
     pub(crate) fn fail(&self, copy: CopyId, reason: RemoteFailure, what: impl Into<Cause>) {
         if lock(&self.state).running.contains_key(&copy) {
             let what = what.into();
@@ -385,7 +385,7 @@ impl Shared {
             return;
         }
         let copies: Vec<CopyId> = state.running.keys().copied().collect();
-        let is_write = |running: &&Running| running.writes.is_some();
+        let is_write = |running: &&RunningCopy| running.writes.is_some();
         let lost = state.running.values().filter(is_write).count();
         let stays = state.removing;
         drop(state);
@@ -424,10 +424,10 @@ impl Shared {
     }
 }
 
-impl Owner for Shared {
+impl CopyOwner for RemoteShared {
     fn let_go(&self, copy: CopyId) {
         let running = lock(&self.state).running.get(&copy).copied();
-        if let Some(Running { writes, .. }) = running {
+        if let Some(RunningCopy { writes, .. }) = running {
             self.fail(copy, RemoteFailure::Panic, PANICKED);
             match writes {
                 Some(_) => self.write_failed(),

@@ -3,11 +3,11 @@
 use hybrid_pages_tiers::{counts, failures};
 
 failures! {
-    /// Why a copy or a question failed: one count each.
+    /// Kinds of failures, each with a count of its own.
     pub enum RemoteFailure {
         /// A pack whose table is damaged, cut short, or another pack's.
         Table = "table",
-        /// Bytes that have not the checksums that they were written with.
+        /// Bytes with other checksums than they were written with.
         Checksum = "checksum",
         /// An object that ends before its entry does.
         Short = "short",
@@ -21,9 +21,9 @@ failures! {
         List = "list",
         /// A write that the store refused, or that took too long.
         Write = "write",
-        /// The bytes in the slots had not the checksums that they were offered with.
+        /// Slots with bytes of other checksums than they were offered with.
         Source = "source",
-        /// What a reset has made wrong could not be removed yet; it is tried again.
+        /// Entries that a reset has made wrong could not be removed yet; it is tried again.
         Remove = "remove",
         /// A write that was not begun, since the store takes none.
         Paused = "paused",
@@ -37,33 +37,33 @@ failures! {
 }
 
 counts! {
-    /// Counts of a remote store at one moment, since it was connected where they are not of the moment.
+    /// Counts of a remote store at one moment. Counts of events begin when it is connected.
     pub struct RemoteStats: RemoteFailure {
-        /// Lookups of an entry that was there.
+        /// Lookups of an entry that was found.
         hits: u64,
-        /// Lookups of an entry that was not, or while the store was out.
+        /// Lookups of an entry that was not found, or while the store was out.
         misses: u64,
         /// Entries read.
         reads: u64,
-        /// Payload of them.
+        /// Bytes of payload of the entries read.
         read_bytes: u64,
-        /// Microseconds that these reads took, from call to end, summed.
+        /// Microseconds that the reads of entries took, from call to end, summed.
         read_us: u64,
         /// Entries written.
         writes: u64,
         /// Bytes written, tables included.
         written_bytes: u64,
-        /// Microseconds that these writes took, from call to end, summed.
+        /// Microseconds that the writes of entries took, from call to end, summed.
         write_us: u64,
-        /// Writes that were not needed: the bytes were there.
+        /// Writes that were not needed: the store had the entry.
         spared_writes: u64,
         /// Reads that have not ended.
         reading: u64,
         /// Writes that have not ended.
         writing: u64,
-        /// Entries that were not taken since no second request has used them yet.
+        /// Entries that were not written since no second request has used them yet.
         unproven: u64,
-        /// Entries that were not taken since the store took none.
+        /// Entries that were not written since the store took no writes.
         dropped: u64,
         /// Objects written.
         puts: u64,
@@ -71,11 +71,11 @@ counts! {
         gets: u64,
         /// Listings.
         lists: u64,
-        /// Times that the store was left alone since it failed or hung.
+        /// Outages: times that the store began to be left alone because it failed or hung.
         outages: u64,
-        /// Whether it is left alone now.
+        /// Whether the store is left alone now.
         out: bool,
-        /// Whether what is written is found by others: not after a clear.
+        /// Whether others find what this process writes: not after a reset.
         shared: bool,
         /// Entries in the catalog.
         entries: u64,

@@ -16,12 +16,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout, timeout_at};
 
 use crate::error::StoreError;
-use crate::files::{self, Part};
+use crate::files::{self, FilePart};
 use crate::lock;
-use crate::messages::{Entry, Upload};
-use crate::pack::{MOST_ENTRIES, PackId, PackName, Table, sign_of};
+use crate::messages::{EntryWrite, Upload};
+use crate::pack::{MOST_ENTRIES, PackId, PackName, PackTable, sign_of};
 use crate::place::{Place, of_a_file};
-use crate::shared::{Connection, PANICKED, Shared, now};
+use crate::shared::{Connection, PANICKED, RemoteShared, now};
 use crate::stats::RemoteFailure;
 
 /// Packs on their way at a time.
@@ -30,7 +30,7 @@ const PACKS: usize = 4;
 const MOST_OWN: usize = 1 << 16;
 
 /// Runs until the store is closed.
-pub(crate) async fn serve(shared: Arc<Shared>, mut queue: UnboundedReceiver<Upload>) {
+pub(crate) async fn serve(shared: Arc<RemoteShared>, mut queue: UnboundedReceiver<Upload>) {
     let permits = Arc::new(Semaphore::new(PACKS));
     let mut number = 0;
     while let Some(first) = queue.recv().await {
@@ -60,7 +60,12 @@ pub(crate) async fn serve(shared: Arc<Shared>, mut queue: UnboundedReceiver<Uplo
 }
 
 /// Writes a pack and ends its copies. The permit goes back when the store has answered.
-async fn put(shared: &Arc<Shared>, entries: Vec<Entry>, number: u32, permit: OwnedSemaphorePermit) {
+async fn put(
+    shared: &Arc<RemoteShared>,
+    entries: Vec<EntryWrite>,
+    number: u32,
+    permit: OwnedSemaphorePermit,
+) {
     let Some(connection) = shared.connection.get() else {
         return;
     };
@@ -107,7 +112,7 @@ async fn put(shared: &Arc<Shared>, entries: Vec<Entry>, number: u32, permit: Own
             .iter()
             .map(|entry| (entry.name, entry.class, &entry.sums[..]))
             .collect();
-        let table = Table::of(&laid, &shared.classes);
+        let table = PackTable::of(&laid, &shared.classes);
         let head = table.encode(&connection.identity, id);
         let table_bytes = head.len() as u64;
         let name = PackName { id, table_bytes };
@@ -184,11 +189,11 @@ async fn put(shared: &Arc<Shared>, entries: Vec<Entry>, number: u32, permit: Own
 /// Sends a pack to the store. `Some`: that entry's slots have other bytes than it was offered with, and nothing was
 /// sent.
 async fn send(
-    shared: &Arc<Shared>,
+    shared: &Arc<RemoteShared>,
     path: &Path,
     head: Vec<u8>,
     payload: &[Bytes],
-    entries: &[Entry],
+    entries: &[EntryWrite],
 ) -> object_store::Result<Option<usize>> {
     let place = &shared.options.place;
     let Some(directory) = &place.directory else {
@@ -196,7 +201,7 @@ async fn send(
         let put = place.store.put(path, payload.collect::<PutPayload>());
         return put.await.map(|_| None);
     };
-    let part = |entry: &Entry| Part {
+    let part = |entry: &EntryWrite| FilePart {
         copy: entry.copy.id,
         class: entry.class,
         slots: Arc::clone(&entry.slots),
@@ -211,7 +216,7 @@ async fn send(
 }
 
 /// Copies an entry out of its slots; `None` if they have other bytes than it was offered with.
-fn gather(shared: &Shared, entry: &Entry) -> Option<Bytes> {
+fn gather(shared: &RemoteShared, entry: &EntryWrite) -> Option<Bytes> {
     let class = shared.classes[entry.class];
     let mut bytes = vec![0; class.bytes as usize];
     let (copy, slots) = (entry.copy.id, &entry.slots);
@@ -228,17 +233,18 @@ fn gather(shared: &Shared, entry: &Entry) -> Option<Bytes> {
     Some(bytes.into())
 }
 
-fn differs(shared: &Shared, entry: &Entry) {
+fn differs(shared: &RemoteShared, entry: &EntryWrite) {
     let what = "expected slots with the bytes that were offered, found others";
     shared.fail(entry.copy.id, RemoteFailure::Source, what);
 }
 
-fn is_wanted(shared: &Shared, entry: &Entry) -> bool {
+fn is_wanted(shared: &RemoteShared, entry: &EntryWrite) -> bool {
     lock(&shared.state).writing.get(&entry.name) == Some(&entry.copy.id)
 }
 
-/// Says in the store that this process takes back what it wrote, and removes it. Ends when that is done.
-pub(crate) async fn take_back(shared: Arc<Shared>) {
+/// After a reset: tells others in the store that this process takes back its packs, and removes them. Ends when that
+/// is done.
+pub(crate) async fn take_back(shared: Arc<RemoteShared>) {
     while let Err(panic) = AssertUnwindSafe(sign(&shared)).catch_unwind().await {
         drop(panic); // Standard error has it.
         shared.ledger.failed(RemoteFailure::Panic, PANICKED);
@@ -247,7 +253,7 @@ pub(crate) async fn take_back(shared: Arc<Shared>) {
     lock(&shared.state).removing = false;
 }
 
-async fn sign(shared: &Shared) {
+async fn sign(shared: &RemoteShared) {
     let Some(connection) = shared.connection.get() else {
         return;
     };
@@ -291,7 +297,7 @@ fn paths(connection: &Connection, own: &[PackName]) -> Vec<Path> {
 }
 
 /// Removes an object; the sign keeps others from using it if that fails.
-async fn remove(shared: &Shared, path: &Path) {
+async fn remove(shared: &RemoteShared, path: &Path) {
     let limit = shared.options.write_limit;
     match timeout(limit, shared.options.place.store.delete(path)).await {
         Ok(Ok(()) | Err(object_store::Error::NotFound { .. })) => {}

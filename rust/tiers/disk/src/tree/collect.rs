@@ -10,27 +10,27 @@ use rustix::io::Errno;
 use super::DiskTree;
 use crate::folder;
 use crate::index;
-use crate::lane::{self, Lane};
+use crate::lane::{self, DiskLane};
 
-/// What goes beyond what was cleared or set aside.
+/// Limits that say what is removed besides what was cleared or set aside.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Limits {
-    /// Identities that no process has changed for so long.
+    /// Identities are removed that no process has changed for this long.
     pub unused: Option<Duration>,
-    /// Lanes from this number on.
+    /// Lanes are removed from this number on.
     pub lanes: Option<u32>,
-    /// Nothing is removed: only named.
+    /// Nothing is removed, it is only named.
     pub dry: bool,
 }
 
-/// What was removed, or would be.
+/// The result of a removal, or of a dry run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Collected {
     /// Paths below the disk path, and what they took on disk.
     pub removed: Vec<(String, u64)>,
     /// Lanes that a process uses, and its number; they were left alone.
     pub busy: Vec<(String, u32)>,
-    /// What could not be removed, and why.
+    /// What could not be removed, and why: a line each.
     pub failed: Vec<String>,
 }
 
@@ -60,7 +60,7 @@ impl DiskTree {
         // meanwhile waits for no more than the moves.
         let mut lock = None;
         if !limits.dry {
-            match Lane::enter(&self.path, self.root.as_fd(), name) {
+            match DiskLane::enter(&self.path, self.root.as_fd(), name) {
                 Ok(entered) => lock = Some(entered),
                 Err(error) => {
                     match lane::holder(folder.as_fd())? {
@@ -110,7 +110,7 @@ struct Swept<'a> {
     folder: BorrowedFd<'a>,
     limits: &'a Limits,
     done: &'a mut Collected,
-    /// What is to be removed: its name to tell, its directory by now, its bytes.
+    /// Directories to be removed: the name to show, the name by now, and the bytes.
     going: Vec<(String, String, u64)>,
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::door::DoorFile;
 use crate::folder::open_file;
-use crate::index::{self, Claim, Found, Index};
+use crate::index::{self, Claim, DiskIndex, IndexContents};
 use crate::journal;
 use hybrid_pages::error::Cause;
 
@@ -18,10 +18,10 @@ const MOST_BYTES: u64 = 4 << 30;
 const TRIES: usize = 8;
 const PAUSE: Duration = Duration::from_millis(150);
 
-/// What the index and the journal had.
+/// The content of an index and its journal.
 pub(super) struct Copied {
     pub(super) claim: Claim,
-    pub(super) found: Found,
+    pub(super) found: IndexContents,
 }
 
 impl Copied {
@@ -51,7 +51,7 @@ impl Copied {
         let Some((index, journal)) = read else {
             return Ok(None);
         };
-        let (claim, found) = Index::read_copy(index, journal)?;
+        let (claim, found) = DiskIndex::read_copy(index, journal)?;
         Ok(Some(Self { claim, found }))
     }
 }

@@ -25,14 +25,14 @@ use crate::lane;
 use copy::Copied;
 use hybrid_pages::error::{Cause, Error, Result};
 
-/// What an identity was made from.
+/// File that describes what an identity was made from.
 pub(super) const ABOUT: &str = "about.json";
-/// The same, while it is written.
+/// That file while it is written.
 pub(super) const ABOUT_DRAFT: &str = "about.json.new";
-/// Most bytes of it.
+/// Most bytes of that file.
 pub(super) const MOST_ABOUT: u64 = 1 << 20;
 
-/// The directory of a disk tier.
+/// The directory of a disk tier, as tools see it.
 #[derive(Debug)]
 pub struct DiskTree {
     path: PathBuf,
@@ -40,35 +40,35 @@ pub struct DiskTree {
     lanes: Vec<String>,
 }
 
-/// What one process uses, or used.
+/// The lane of one process, past or present.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LaneView {
-    /// Of its directory.
+    /// Name of the lane's directory.
     pub name: String,
     /// Number of the process that uses it now, 0 where it is unknown.
     pub process: Option<u32>,
-    /// The one used longest ago first.
+    /// The identities in the lane, the one used longest ago first.
     pub identities: Vec<IdentityView>,
-    /// Directories that were cleared and are of no use to anybody, and what they take on disk.
+    /// Directories that were cleared and that nobody uses, with their bytes on disk.
     pub cleared: Vec<(String, u64)>,
-    /// What could not be read, and why.
+    /// What could not be read, and why: a line each.
     pub troubles: Vec<String>,
 }
 
 /// The entries of one identity in one lane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdentityView {
-    /// 64 hexadecimal digits.
+    /// The identity in 64 hexadecimal digits.
     pub identity: String,
-    /// What its files take on disk.
+    /// Bytes that the files of the identity take on disk.
     pub bytes: u64,
     /// Seconds since 1970 when a file was last changed.
     pub used: u64,
-    /// What the identity was made from, as whoever made it wrote it down.
+    /// Description of what the identity was made from, as its engine wrote it.
     pub about: Option<String>,
     /// Ranks that share an entry; 0 if the index can't be read.
     pub ranks: usize,
-    /// By class: entries, and the bytes of a cell.
+    /// Entries and bytes of a cell, by class.
     pub classes: Vec<(u64, u64)>,
     /// Records of the index that are damaged.
     pub damaged_records: u64,
@@ -87,7 +87,7 @@ impl IdentityView {
 }
 
 impl DiskTree {
-    /// A disk path that is there.
+    /// Opens a disk path that exists.
     ///
     /// # Errors
     /// [`Error::Disk`] if it is no directory of this user's; [`Error::Foreign`] if something else is in it,

@@ -10,7 +10,7 @@ use super::copy::Copied;
 use super::{DiskTree, folder, interrupted};
 use crate::door::{ALIGNMENT, DoorFile};
 use crate::folder::open_file;
-use crate::format::{HEADER_BYTES, Header, Place};
+use crate::format::{CellHeader, HEADER_BYTES, IndexRecord};
 use crate::index::Claim;
 use crate::lane;
 use crate::stats::DiskFailure;
@@ -18,7 +18,7 @@ use hybrid_pages::error::{Error, Result};
 use hybrid_pages::transfer::{TILE_BYTES, combine, tile_digest};
 use hybrid_pages_tiers::Name;
 
-/// What a process did longer ago is in the index or the journal, unless it can't write them.
+/// A change of a process is in the index or the journal after this time, unless they cannot be written.
 const LAG: Duration = Duration::from_secs(1);
 /// Entries may go and come back in between.
 const ROUNDS: usize = 4;
@@ -34,16 +34,16 @@ pub struct Bad {
     pub block: u32,
     /// Number of its cell in the slab file of its class.
     pub cell: u64,
-    /// What is wrong.
+    /// The kind of damage.
     pub reason: DiskFailure,
 }
 
-/// What became of all entries of an identity.
+/// The result of reading all entries of an identity.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Verdict {
     /// Entries whose header and bytes are right.
     pub good: u64,
-    /// Bytes that were read of those.
+    /// Bytes of the good entries.
     pub bytes: u64,
     /// Entries that moved or went while this ran.
     pub changed: u64,
@@ -54,7 +54,7 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Bad entries by reason.
+    /// Numbers of bad entries by the name of their damage.
     #[must_use]
     pub fn reasons(&self) -> BTreeMap<&'static str, u64> {
         let mut counts = BTreeMap::new();
@@ -156,14 +156,14 @@ impl DiskTree {
             if is_used()? {
                 std::thread::sleep(LAG);
             }
-            let there: HashMap<Name, Place> = match copied()? {
+            let there: HashMap<Name, IndexRecord> = match copied()? {
                 Some(copied) => copied.found.places.into_iter().collect(),
                 None => HashMap::new(),
             };
             let before = doubts.len();
             doubts.retain(|(name, place, _)| {
                 // A use moves nothing.
-                let is = |now: &Place| {
+                let is = |now: &IndexRecord| {
                     (now.class, now.cell, &now.sums) == (place.class, place.cell, &place.sums)
                 };
                 there.get(name).is_some_and(is) && reader.check(name, place).is_err()
@@ -173,7 +173,7 @@ impl DiskTree {
                 return Err(interrupted());
             }
         }
-        let bad = |(_, place, reason): (Name, Place, DiskFailure)| Bad {
+        let bad = |(_, place, reason): (Name, IndexRecord, DiskFailure)| Bad {
             class: place.class,
             block: place.block,
             cell: place.cell,
@@ -205,7 +205,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Whether an entry is whole, and what it lacks if not.
-    fn check(&self, name: &Name, place: &Place) -> std::result::Result<(), DiskFailure> {
+    fn check(&self, name: &Name, place: &IndexRecord) -> std::result::Result<(), DiskFailure> {
         let file = self.slabs[place.class].as_ref().ok_or(DiskFailure::Short)?;
         let cell_bytes = self.claim.cells[place.class];
         let length = file.metadata().map_err(|_| DiskFailure::Read)?.len();
@@ -233,13 +233,13 @@ impl<'a> Reader<'a> {
         file: &File,
         start: u64,
         name: &Name,
-        place: &Place,
+        place: &IndexRecord,
     ) -> std::result::Result<(), DiskFailure> {
         let file: &dyn DoorFile = file;
         let mut header = [0; HEADER_BYTES];
         file.read_all(&mut header, start).map_err(reason_of)?;
-        let shard_bytes = Header::shard_bytes(&header).ok_or(DiskFailure::Header)?;
-        let expected = Header {
+        let shard_bytes = CellHeader::shard_bytes(&header).ok_or(DiskFailure::Header)?;
+        let expected = CellHeader {
             identity: &self.claim.identity,
             name,
             class: place.class,
