@@ -181,7 +181,7 @@ class Engine:
     def ready(self) -> dict[str, Any]:
         """Waits until the remote store answers. Its client starts with the first step."""
         self.run([[3] * 8], 1)
-        remote = self._scheduler.connector.scheduler.remote
+        remote = self._scheduler.connector.scheduler.connection.remote
         limit = time.monotonic() + SETTLE_LIMIT_S
         while remote.stats()["out"]:
             if time.monotonic() > limit:

@@ -86,7 +86,6 @@ from hybrid_pages._stubs.remote import (
 from hybrid_pages._stubs.steps import (
     Run,
     RunRules,
-    StepCalls,
     Stores,
 )
 from hybrid_pages._stubs.transfer import (
@@ -148,7 +147,6 @@ __all__ = [
     "RunRules",
     "Segment",
     "Span",
-    "StepCalls",
     "StoreEntries",
     "StoreLoad",
     "Stores",

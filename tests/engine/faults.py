@@ -58,7 +58,7 @@ def checksums_that_are_missing(engine: Engine) -> Iterator[None]:
 @contextmanager
 def no_tables(engine: Engine) -> Iterator[None]:
     """vLLM names no blocks."""
-    with patched(engine.half.stores, "tables", fail):
+    with patched(engine.half.connection.stores, "tables", fail):
         yield
 
 
@@ -107,13 +107,16 @@ def foreign_worker_metadata(engine: Engine) -> Iterator[None]:
 
 
 LOOKUP = {
-    "match raises": (_broken(lambda e: e.half, "loads", "match"), "lookup"),
-    "lookup raises": (_broken(lambda e: e.half.loads.restores, "cache", "lookup"), "lookup"),
-    "acquire raises": (_broken(lambda e: e.half.loads, "cache", "acquire"), "lookup"),
+    "match raises": (_broken(lambda e: e.half.connection, "loads", "match"), "lookup"),
+    "lookup raises": (
+        _broken(lambda e: e.half.connection.loads.restores, "cache", "lookup"),
+        "lookup",
+    ),
+    "acquire raises": (_broken(lambda e: e.half.connection.loads, "cache", "acquire"), "lookup"),
 }
 STORE = {
     "reading the block tables raises": (no_tables, "store_plan"),
-    "pinning raises": (_broken(lambda e: e.half.stores, "pool", "blocks"), "store_plan"),
+    "pinning raises": (_broken(lambda e: e.half.connection.stores, "pool", "blocks"), "store_plan"),
     "there is no engine": (no_engine, "store_start"),
     "submitting raises": (_broken(lambda e: e.worker, "engine", "store"), "store_start"),
     "the copy fails": (copies_that_fail, "store"),

@@ -49,7 +49,7 @@ def zero_head(engine: Engine, pages: Sequence[int] | None = None) -> None:
 
     pages: counted in the order of blocks; all by default.
     """
-    arena, geometry = engine.half.arena, engine.half.geometry
+    arena, geometry = engine.half.connection.arena, engine.half.connection.geometry
     stored = []
     for item, slots in engine.entries_of_last():
         layers = [

@@ -274,7 +274,7 @@ class Engine:
     def entries_of_last(self) -> list[tuple[int, list[int]]]:
         """Class and arena slots of the entries that a resend of the last request would load, by
         block."""
-        cache = self.half.cache
+        cache = self.half.connection.cache
         with cache.acquire(cache.namespace(b""), self._last_keys) as lease:
             return [
                 (entry.class_index, list(entry.slots))
@@ -283,7 +283,7 @@ class Engine:
 
     def slots_of_last(self, kind: str) -> list[list[int]]:
         """Arena slots of those of one kind."""
-        classes = self.half.geometry.classes
+        classes = self.half.connection.geometry.classes
         return [slots for item, slots in self.entries_of_last() if classes[item].kind == kind]
 
     # ---- the reference
@@ -384,7 +384,7 @@ class Engine:
         def watched_match(request: Any, local: int) -> Any:
             local_hits[request.request_id] = local
             self.last_hashes = list(request.block_hashes)
-            keys = self.half.keys
+            keys = self.half.connection.keys
             of_request = SimpleNamespace(request=request, keys=keys.none_yet())
             self._last_keys = keys.of(of_request)
             if self._away:

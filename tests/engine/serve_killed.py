@@ -53,7 +53,7 @@ class Life:
         self._watch()
 
     def stats(self) -> dict[str, int]:
-        return dict(self.engine.half.disk.stats())
+        return dict(self.engine.half.connection.disk.stats())
 
     def kept(self) -> int:
         """Entries that the disk reports to outlive a kill at this instant."""
@@ -76,7 +76,7 @@ class Life:
 
     def settle(self, prompts: list[Parts]) -> None:
         """Waits until the disk has everything, and says so."""
-        if not self.engine.half.disk.settle(SETTLE_SECONDS):
+        if not self.engine.half.connection.disk.settle(SETTLE_SECONDS):
             raise RuntimeError(f"the disk did not settle in {SETTLE_SECONDS} s: {self.stats()}")
         say("durable", prompts=prompts)
 

@@ -58,7 +58,7 @@ def main(model: Path, url: str, role: str) -> None:
                 check_restored(engine, prompt)
             else:
                 resumed.append(engine.run(prompt, 8).resumed)
-        if not engine.half.remote.settle(60):
+        if not engine.half.connection.remote.settle(60):
             raise RuntimeError("expected an end of the writes within a minute, found none")
         print(f"DONE {sum(resumed)}", flush=True)
 

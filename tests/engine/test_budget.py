@@ -31,7 +31,7 @@ def test_a_prompt_larger_than_the_budget_is_right_and_stays_within_it(engine: En
     prompt = tokens("too large", 9 * engine.N + 5)
     engine.reset_all()
     cold = engine.run(prompt)
-    assert occupied(engine) <= engine.half.arena.nbytes
+    assert occupied(engine) <= engine.half.connection.arena.nbytes
     engine.reset_local()
     again = engine.run(prompt)
     assert again.resumed == 0
@@ -68,7 +68,7 @@ def test_eight_at_once_under_a_tiny_budget_are_right(engine: Engine):
         results = engine.run_all(prompts)
         for alone, together in zip(cold, results, strict=True):
             assert alone.distance(together) < NOISE
-        assert occupied(engine) <= engine.half.arena.nbytes
+        assert occupied(engine) <= engine.half.connection.arena.nbytes
         assert engine.stats()["leased_bytes"] == 0
 
 

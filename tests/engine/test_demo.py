@@ -54,7 +54,7 @@ def test_wrong_bytes_make_it_fail(arguments, capfd, monkeypatch):
     forget = engine.DemoEngine.forget
 
     def spoil(self, *, everything=False):
-        arena = self.half.arena
+        arena = self.half.connection.arena
         for slot in range(200):
             arena.write(slot, bytes(arena.slot_bytes))
         forget(self, everything=everything)

@@ -43,12 +43,12 @@ def shown(engine: Engine, prompt, reference) -> float:
 @pytest.mark.parametrize("kind", ["attention", "recurrent"])
 def test_zeroed_entries_show(engine: Engine, stored, kind):
     for slots in engine.slots_of_last(kind):
-        zero(engine.half.arena, slots)
+        zero(engine.half.connection.arena, slots)
     assert shown(engine, *stored) > 0.05
 
 
 def test_one_zeroed_page_shows(engine: Engine, stored):
-    zero(engine.half.arena, engine.slots_of_last("attention")[1])
+    zero(engine.half.connection.arena, engine.slots_of_last("attention")[1])
     assert shown(engine, *stored) > 0
 
 
@@ -56,7 +56,7 @@ def test_one_zeroed_page_shows(engine: Engine, stored):
 # does not mind in which order it meets them.
 @pytest.mark.parametrize("kind", ["attention", "recurrent"])
 def test_entries_swapped_between_two_prompts_show(engine: Engine, stored, kind):
-    arena, slots = engine.half.arena, engine.slots_of_last(kind)[-1]
+    arena, slots = engine.half.connection.arena, engine.slots_of_last(kind)[-1]
     engine.run(tokens("another", 4 * engine.N + 3))
     for a, b in zip(slots, engine.slots_of_last(kind)[-1], strict=True):
         left, right = arena.read(a), arena.read(b)
@@ -69,7 +69,7 @@ def test_entries_swapped_between_two_prompts_show(engine: Engine, stored, kind):
 @pytest.mark.parametrize("kind", ["attention", "recurrent"])
 def test_a_wrong_entry_shows_in_the_blocks_that_were_loaded(engine: Engine, stored, kind):
     prompt, _ = stored
-    zero(engine.half.arena, engine.slots_of_last(kind)[-1])
+    zero(engine.half.connection.arena, engine.slots_of_last(kind)[-1])
     result = engine.run(prompt)
     with pytest.raises(AssertionError):
         at_once.check_loaded_blocks(engine, prompt, result)
@@ -77,7 +77,7 @@ def test_a_wrong_entry_shows_in_the_blocks_that_were_loaded(engine: Engine, stor
 
 @pytest.mark.parametrize("kind", ["attention", "recurrent"])
 def test_nothing_shows_when_the_bytes_are_put_back(engine: Engine, stored, kind):
-    arena = engine.half.arena
+    arena = engine.half.connection.arena
     kept = {slot: arena.read(slot) for slots in engine.slots_of_last(kind) for slot in slots}
     zero(arena, kept)
     for slot, data in kept.items():

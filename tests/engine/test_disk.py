@@ -82,7 +82,7 @@ def test_a_restarted_engine_gives_what_the_local_hit_gives(start):
     for number in SIGNALS:
         for prompt in prompts(number.name, engine.N):
             check_restored(engine, prompt)
-    kernels = engine.half.geometry.identity["kernels"]
+    kernels = engine.half.connection.geometry.identity["kernels"]
     assert "CPU" in kernels and "gdn" in kernels, kernels
     assert not any("failures" in name for name in engine.stats())
 
@@ -90,11 +90,13 @@ def test_a_restarted_engine_gives_what_the_local_hit_gives(start):
 def test_a_prompt_larger_than_the_host_comes_back_in_waves(start):
     engine = start(host_gb=0.001)
     _, long = prompts(SIGNALS[0].name, engine.N)
-    arena = engine.half.arena
-    page, *_ = (item for item in engine.half.geometry.classes if item.kind == "attention")
+    arena = engine.half.connection.arena
+    page, *_ = (
+        item for item in engine.half.connection.geometry.classes if item.kind == "attention"
+    )
     assert len(long) // engine.N * page.entry_bytes > arena.slots * arena.slot_bytes
     check_restored(engine, long)
-    assert engine.half.cache.restores()["waves"] > 2
+    assert engine.half.connection.cache.restores()["waves"] > 2
     assert not any("failures" in name for name in engine.stats())
 
 
@@ -108,4 +110,4 @@ def test_other_weights_under_the_same_path_restore_nothing(folder, start):
     for number in SIGNALS:
         for prompt in prompts(number.name, engine.N):
             assert engine.run(prompt, 8).resumed == 0
-    assert engine.half.disk.stats()["other_bytes"] > 0
+    assert engine.half.connection.disk.stats()["other_bytes"] > 0

@@ -78,7 +78,7 @@ def test_a_load_that_fails_is_recomputed(engine: Engine, prompt, stored, fault):
 
 
 def test_a_load_that_cannot_be_planned_is_recomputed(engine: Engine, prompt, stored):
-    with engine.counting() as counted, patched(engine.half.loads, "_entries", fail):
+    with engine.counting() as counted, patched(engine.half.connection.loads, "_entries", fail):
         result = engine.run(prompt)
     assert result == stored
     assert counted["failures:load_plan"] == 1
@@ -101,7 +101,7 @@ def test_a_failed_load_whose_entries_cannot_be_dropped_is_recomputed(
     engine: Engine, prompt, stored
 ):
     inject, _ = LOAD["the copy fails"]
-    loads = engine.half.loads
+    loads = engine.half.connection.loads
     with (
         engine.counting() as counted,
         inject(engine),

@@ -75,12 +75,12 @@ def test_the_plan_is_what_the_engine_reports(engine: Engine):
     )
     half = engine.half
     sizes = {kind: 0 for kind in ("attention", "window", "recurrent")}
-    for each in half.geometry.classes:
+    for each in half.connection.geometry.classes:
         sizes[each.kind] += each.entry_bytes
-    assert found.block_tokens == half.geometry.block_tokens == engine.N
+    assert found.block_tokens == half.connection.geometry.block_tokens == engine.N
     assert found.page_bytes == sizes["attention"] + sizes["window"]
     assert found.checkpoint_bytes == sizes["recurrent"]
-    assert found.exports == half.grid.exports_states
+    assert found.exports == half.connection.grid.exports_states
     planned = sorted((group.is_recurrent, group.block_tokens) for group in found.groups)
     groups = engine.scheduler.kv_cache_config.kv_cache_groups
     real = sorted(
@@ -158,7 +158,7 @@ def test_eight_at_once_are_stored_and_restored(engine: Engine):
 @pytest.mark.parametrize("kind", ["attention", "recurrent"])
 def test_zeroed_entries_show(engine: Engine, kind):
     if kind == "recurrent" and not any(
-        group.kind == "recurrent" for group in engine.half.geometry.groups
+        group.kind == "recurrent" for group in engine.half.connection.geometry.groups
     ):
         pytest.skip("no recurrent layers")
     prompt = tokens(("zeroed", kind), 4 * engine.N + 3)
@@ -168,7 +168,7 @@ def test_zeroed_entries_show(engine: Engine, kind):
         engine.run(prompt)
         engine.reset_local()
     for slots in engine.slots_of_last(kind):
-        zero(engine.half.arena, slots)
+        zero(engine.half.connection.arena, slots)
     wrong = engine.run(prompt, 8)
     assert wrong.host == reference.host
     assert wrong.distance(reference) > 0.05

@@ -55,7 +55,7 @@ def test_tokens_and_bytes_are_counted_as_they_move(engine: Engine):
 
 def test_padding_never_leaves_the_engine(engine: Engine):
     """The engine pads each state of 17,536 bytes to a page of 32 KiB."""
-    recurrent = next(c for c in engine.half.geometry.classes if c.kind == "recurrent")
+    recurrent = next(c for c in engine.half.connection.geometry.classes if c.kind == "recurrent")
     assert recurrent.entry_bytes == 6 * 17536
 
 
@@ -81,6 +81,6 @@ def test_prometheus_has_the_same_figures(engine: Engine):
 
 
 def test_the_start_line_says_what_fits(engine: Engine):
-    line = engine.half.describe()
+    line = engine.half.connection.describe()
     for part in (f"N={engine.N}", "1 attention + 3 recurrent", "64 KiB", "102.8 KiB", "tokens"):
         assert part in line

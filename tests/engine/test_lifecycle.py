@@ -217,7 +217,9 @@ def test_preempted_requests_end_right_and_leave_a_right_store(engine: Engine):
     engine.reset_all()
     with engine.squeezed(46):
         results = engine.run_all(prompts, 16)
-    if engine.half.settings.store_mode == "step":  # else vLLM may wait for pins to go instead
+    if (
+        engine.half.connection.settings.store_mode == "step"
+    ):  # else vLLM may wait for pins to go instead
         assert sum(result.preemptions for result in results) > 0
     for alone, together in zip(cold, results, strict=True):
         assert alone.distance(together) < NOISE

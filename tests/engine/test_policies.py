@@ -58,7 +58,7 @@ def check_results(engine: Engine) -> None:
 
 def check_that_wrong_entries_show(engine: Engine) -> None:
     """The comparison above can fail: whichever page or state is zeroed, the result differs."""
-    prompt, arena = requests(engine.N)[0], engine.half.arena
+    prompt, arena = requests(engine.N)[0], engine.half.connection.arena
     engine.reset_all()
     with one_block_steps(engine):
         cold = engine.run(prompt)

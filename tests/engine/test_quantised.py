@@ -46,7 +46,7 @@ def test_a_zeroed_page_shows(engine: Engine):
         engine.run(prompt)
         engine.reset_local()
     for slots in engine.slots_of_last("attention"):
-        zero(engine.half.arena, slots)
+        zero(engine.half.connection.arena, slots)
     wrong = engine.run(prompt, 8)
     assert wrong.host == reference.host
     assert wrong.distance(reference) > 0.05

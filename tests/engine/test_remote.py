@@ -64,7 +64,7 @@ def test_engines_give_what_the_local_hit_gives_for_what_others_computed(start, p
     # And the other way round.
     for prompt in prompts("second", engine.N):
         assert engine.run(prompt, 8).resumed == 0
-    assert engine.half.remote.settle(60)
+    assert engine.half.connection.remote.settle(60)
     time.sleep(OLD)
     whole = sum(len(prompt) // engine.N * engine.N for prompt in prompts("second", engine.N))
     assert other.run("second") == whole

@@ -18,7 +18,7 @@ def engine(request, start):
 
 @pytest.fixture
 def recurrent(engine):
-    if not any(group.kind == "recurrent" for group in engine.half.geometry.groups):
+    if not any(group.kind == "recurrent" for group in engine.half.connection.geometry.groups):
         pytest.skip("this model has no recurrent layers")
 
 
@@ -120,7 +120,7 @@ def test_the_blocks_of_an_answer_are_restored_or_counted(engine: Engine):
     with engine.counting() as counted:
         restored = engine.run(follow_up)
     # By default no state of an answer is kept.
-    recurrent = any(group.kind == "recurrent" for group in engine.half.geometry.groups)
+    recurrent = any(group.kind == "recurrent" for group in engine.half.connection.geometry.groups)
     left = engine.N if recurrent else 0
     assert restored.host == 3 * engine.N - left
     assert counted.get("missing_answer_tokens", 0) == left

@@ -106,7 +106,7 @@ def test_all_at_once_every_prompt_is_what_local_hits_in_the_same_batches_give(en
 
 def test_each_wrong_entry_among_all_that_are_loaded_at_once_shows(engine: Engine):
     """Zeroed, and the bytes of another: a page, a window page, a state."""
-    prompts, arena = tree(1000, engine.N), engine.half.arena
+    prompts, arena = tree(1000, engine.N), engine.half.connection.arena
     one_by_one(engine, prompts, 0)
     engine.reset_local()
     with at_once.loads(engine) as loaded:

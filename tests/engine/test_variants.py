@@ -54,7 +54,7 @@ def test_decode_across_boundaries_is_restored_or_counted(engine: Engine):
     engine.reset_local()
     with engine.counting() as counted:
         restored = engine.run(follow_up)
-    kept = engine.half.settings.checkpoint_mode == "all" or retention(engine) != 0
+    kept = engine.half.connection.settings.checkpoint_mode == "all" or retention(engine) != 0
     assert restored.host == (3 * engine.N if kept else engine.N)
     assert counted.get("missing_answer_tokens", 0) == (0 if kept else 2 * engine.N)
     engine.reset_all()

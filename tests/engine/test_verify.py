@@ -16,7 +16,7 @@ def test_one_flipped_bit_is_found_and_the_prompt_recomputed(engine: Engine, kind
     prompt = tokens(("bit", kind, where), 3 * engine.N + 4)
     engine.reset_all()
     cold = engine.run(prompt)
-    arena, slots = engine.half.arena, engine.slots_of_last(kind)[-1]
+    arena, slots = engine.half.connection.arena, engine.slots_of_last(kind)[-1]
     slot, position = (slots[0], 0) if where == "first" else (slots[0], arena.slot_bytes - 1)
     data = bytearray(arena.read(slot))
     data[position] ^= 1

@@ -68,7 +68,7 @@ def test_an_update_amid_a_prefill_publishes_nothing_of_before(engine: Engine, pr
     engine.llm.apply_model(change)
     engine.drain()
     engine.abandon()
-    stats = engine.half.cache.stats()
+    stats = engine.half.connection.cache.stats()
     assert stats["pages"] + stats["checkpoints"] == 0
     engine.reset_local()
     new = engine.run(long)
@@ -87,7 +87,7 @@ def test_an_idle_engine_in_one_process_is_reset_and_sleeps_at_once(engine: Engin
             engine.step()
         engine._done.pop(name)
         assert forget()
-        assert not len(engine.half.stores)
+        assert not len(engine.half.connection.stores)
     assert engine.run(prompt).host == 0, "sleep empties connectors"
     engine.reset_local()
     assert engine.run(prompt).host == 4 * engine.N

@@ -76,7 +76,7 @@ def test_every_resend_is_what_a_local_hit_gives(engine: Engine, mode):
     prompt = spoken("resend", 4 * engine.N + 44)
     engine.reset_all()
     restored = []
-    with patched(engine.half.checkpoints, "mode", mode):
+    with patched(engine.half.connection.checkpoints, "mode", mode):
         engine.run(prompt, 1)
         for _ in range(2):
             engine.reset_local()
@@ -143,7 +143,7 @@ def test_prompts_at_once_are_what_local_hits_in_the_same_batches_give(engine: En
 def test_zeroed_entries_show(engine: Engine, kind):
     prompt, reference, _ = restored_again(engine)
     for slots in engine.slots_of_last(kind):
-        zero(engine.half.arena, slots)
+        zero(engine.half.connection.arena, slots)
     engine.reset_local()
     wrong = engine.run(prompt, 12)
     assert wrong.host == reference.host

@@ -38,7 +38,7 @@ def test_every_resend_is_what_a_local_hit_gives_and_zeroed_states_show(engine: E
             again = with_guesses(engine, lambda: engine.local_hit(prompt, found[0], 6))  # noqa: B023
             assert again == found
     for slots in engine.slots_of_last("recurrent"):
-        zero(engine.half.arena, slots)
+        zero(engine.half.connection.arena, slots)
     engine.reset_local()
     wrong = engine.run(prompt, 6)
     assert wrong.host == restored[1][0].host

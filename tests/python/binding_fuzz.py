@@ -170,8 +170,6 @@ class World:
         ]  # fmt: skip
         with suppress(_core.HybridPagesError):
             objects.append(_core.Run(self.request(), prefix_keys, self.namespaces[0]))
-        calls = SimpleNamespace(storing=False, take_stats=lambda: None, step=None, reported=None)
-        objects.append(_core.StepCalls(calls, {}, set(), figures_every=1.0))
         self.pool = {}
         for item in objects:
             self.pool.setdefault(type(item).__name__, []).append(item)

@@ -45,13 +45,13 @@ def on_disk(start: Start, *prompts: list[int], small: bool = False) -> Engine:  
 def wait(engine: Engine, what: str, until: Callable[[], bool]) -> None:
     end = time.monotonic() + LIMIT_SECONDS
     while not until():
-        assert time.monotonic() < end, f"waited for {what}: {engine.half.disk.stats()}"
+        assert time.monotonic() < end, f"waited for {what}: {engine.half.connection.disk.stats()}"
         engine.cache.poll()
         time.sleep(0.001)
 
 
 def is_out(engine: Engine) -> bool:
-    return bool(engine.half.disk.stats()["out"])
+    return bool(engine.half.connection.disk.stats()["out"])
 
 
 def run(engine: Engine, *prompts: list[int]) -> list[Result]:
@@ -119,7 +119,7 @@ def test_a_hang_between_waves_costs_a_recompute(
 ) -> None:
     engine = on_disk(start, LONG, PROMPTS[0], small=True)
     result = engine.add(LONG)
-    while not engine.half.loads._in_waves:
+    while not engine.half.connection.loads._in_waves:
         engine.step()
     hanging.begin()
     engine.run(MANY_STEPS)
@@ -143,7 +143,7 @@ def test_what_is_computed_in_an_outage_is_written_when_it_is_computed_again(
     run(engine, new)
     wait(engine, "an outage", lambda: is_out(engine))
     run(engine, tokens(4 * N + 3, 78))
-    assert engine.half.disk.stats()["dropped"] > 0
+    assert engine.half.connection.disk.stats()["dropped"] > 0
     back(engine, hanging)
     engine.check_idle()
     engine = start(blocks=200)

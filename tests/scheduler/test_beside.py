@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import (
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlHandshakePayload
 
 from hybrid_pages.vllm.scheduler.half import SchedulerHalf
-from hybrid_pages.vllm.scheduler.store import Stores
+from hybrid_pages.vllm.scheduler.store import StoreJobs
 from simulation import sibling
 from simulation.audit import WrongEntry
 from simulation.copies import Script
@@ -150,7 +150,7 @@ def test_a_cache_that_does_not_hear_of_invalid_blocks_is_found_out(
     start_beside: Any, offers: list[Any], policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SchedulerHalf, "invalid", lambda *_: None)
-    monkeypatch.setattr(Stores, "void", lambda *_: None)
+    monkeypatch.setattr(StoreJobs, "void", lambda *_: None)
     engine = start_beside(FAILING, OURS, shape=DENSE, policy=policy)
     with pytest.raises(WrongEntry):
         crowd(engine, offers, 1)
@@ -304,6 +304,6 @@ def test_an_engine_that_speculates_restores_beside_another_connector(
     engine.generate(first)
     engine.forget_local()
     # vLLM makes its own state one block earlier where draft layers look ahead.
-    ahead = shape is GDN and engine.half.grid.drops_last_block
+    ahead = shape is GDN and engine.half.connection.grid.drops_last_block
     assert engine.generate(first).restored_tokens == (4 if ahead else 5) * N
     engine.check_idle()

@@ -37,7 +37,7 @@ def failures(engine: Engine) -> dict[str, float]:
 
 def loads_of(engine: Engine, script: Script, kind: str) -> list[list[int | None]]:
     """The engine blocks that entries of a kind were loaded into."""
-    kinds = {item.index: item.kind for item in engine.half.geometry.classes}
+    kinds = {item.index: item.kind for item in engine.half.connection.geometry.classes}
     return [entry[2] for job in script.of("load") for entry in job if kinds[entry[0]] == kind]
 
 
@@ -66,7 +66,7 @@ def test_only_the_parts_that_are_loaded_are_counted(start: StartEngine) -> None:
     engine.generate(prompt)
     assert engine.reset_prefix_cache()
     engine.generate(prompt)
-    sizes = {item.kind: item.entry_bytes for item in engine.half.geometry.classes}
+    sizes = {item.kind: item.entry_bytes for item in engine.half.connection.geometry.classes}
     loaded = engine.half.stats()["counters"]["loaded_bytes"]
     assert loaded == 4 * sizes["attention"] + sizes["window"] // 2 + sizes["window"]
 
@@ -121,10 +121,10 @@ def test_a_state_is_made_at_the_last_boundary_though_vllm_ends_its_step_later(
 @pytest.mark.parametrize("shape", UNEQUAL, ids=lambda shape: shape.name)
 def test_the_identity_names_the_blocks_of_every_group(shape: Any, start: StartEngine) -> None:
     engine = start(shape)
-    sizes = [blocks.tokens for blocks in engine.half.grid.groups]
-    for geometry in (engine.half.agreement.plan, engine.half.geometry):
+    sizes = [blocks.tokens for blocks in engine.half.connection.grid.groups]
+    for geometry in (engine.half.connection.agreement.plan, engine.half.connection.geometry):
         assert geometry.identity["engine_block_tokens"] == ",".join(map(str, sizes))
-    assert engine.half.grid.block_tokens == engine.block_tokens
+    assert engine.half.connection.grid.block_tokens == engine.block_tokens
 
 
 # what is found if it is wrong
@@ -141,7 +141,7 @@ def see_shifted_tables(
     engine: Engine, table: int, by: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Makes the connector see one block table off by a column, wherever it stores from it."""
-    stores = engine.half.stores
+    stores = engine.half.connection.stores
     tables, finish = stores.tables, stores.finish
     monkeypatch.setattr(stores, "tables", lambda name: shifted(tables(name), table, by))
     monkeypatch.setattr(
@@ -155,7 +155,7 @@ def test_a_page_from_a_column_off_by_one_is_found(
     name: str, group: int, by: int, start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = start(SHAPES[name])
-    see_shifted_tables(engine, engine.half.grid.groups[group].table, by, monkeypatch)
+    see_shifted_tables(engine, engine.half.connection.grid.groups[group].table, by, monkeypatch)
     engine.generate(tokens(5 * N + 1), 3)
     with pytest.raises(WrongEntry):
         engine.check_idle()
@@ -172,8 +172,10 @@ def test_a_state_from_a_column_off_by_one_is_lost_and_never_wrong(
     assert engine.depths(prompt) == [1, 2, 3, 4, 5]
     engine.half.reset()
     assert engine.reset_prefix_cache()
-    groups = [item.groups for item in engine.half.geometry.classes if item.kind == "recurrent"]
-    table = engine.half.grid.groups[groups[0][0]].table
+    groups = [
+        item.groups for item in engine.half.connection.geometry.classes if item.kind == "recurrent"
+    ]
+    table = engine.half.connection.grid.groups[groups[0][0]].table
     see_shifted_tables(engine, table, by, monkeypatch)
     engine.generate(prompt, 3)
     assert engine.depths(prompt) != [1, 2, 3, 4, 5]
@@ -189,21 +191,21 @@ def test_a_load_into_the_blocks_of_a_local_hit_is_found(
     assert engine.reset_prefix_cache()
     engine.generate(prompt[: 4 * N + 1])
     half = engine.half
-    acquire = half.cache.acquire
+    acquire = half.connection.cache.acquire
 
     class Deeper:
         """A cache whose leases begin one block early, with an entry that has other bytes."""
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(half.cache, name)
+            return getattr(half.connection.cache, name)
 
         def acquire(self, *args: Any, first: int, **options: Any) -> Any:
             lease = acquire(*args, first=first - 1, **options)
             slot = lease.entries[0].slots[0]
-            half.arena.write(slot, bytes(half.arena.slot_bytes))
+            half.connection.arena.write(slot, bytes(half.connection.arena.slot_bytes))
             return lease
 
-    monkeypatch.setattr(half.loads, "cache", Deeper())
+    monkeypatch.setattr(half.connection.loads, "cache", Deeper())
     engine.add(prompt)
     with pytest.raises(UnexpectedWrite):
         engine.run()
@@ -235,7 +237,9 @@ def test_a_part_of_a_window_that_was_left_out_is_found(
 ) -> None:
     entries = Loads._entries
     engine = start(SHAPES[name])
-    windows = {item.index for item in engine.half.geometry.classes if item.kind == "window"}
+    windows = {
+        item.index for item in engine.half.connection.geometry.classes if item.kind == "window"
+    }
     assert windows
 
     def fewer(*given: Any) -> list[LoadEntry]:

@@ -19,7 +19,7 @@ def tokens(count: int, seed: int = 0) -> list[int]:
 
 def entries_of(engine: Engine, script: Script, kind: str, class_kind: str) -> int:
     """How many entries of a class of groups went through jobs of a kind."""
-    classes = engine.connector.scheduler.geometry.classes
+    classes = engine.connector.scheduler.connection.geometry.classes
     indexes = {item.index for item in classes if item.kind == class_kind}
     return sum(entry[0] in indexes for job in script.of(kind) for entry in job)
 
@@ -167,7 +167,10 @@ def test_a_chunk_limit_below_a_block_still_restores(start: StartEngine) -> None:
 
 def test_real_bytes_alone_are_stored(start: StartEngine) -> None:
     engine = start()
-    sizes = {item.kind: item.entry_bytes for item in engine.connector.scheduler.geometry.classes}
+    sizes = {
+        item.kind: item.entry_bytes
+        for item in engine.connector.scheduler.connection.geometry.classes
+    }
     state, page = 6 * (3 * 40 * 2 + 2 * 8 * 8 * 4), 2 * N * 2 * 16 * 2
     assert sizes == {"attention": page, "recurrent": state}
     engine.generate(tokens(3 * N + 1), max_tokens=1)

@@ -26,7 +26,7 @@ def flip_a_bit(engine: Engine, script: Script) -> None:
     """In the middle of the first slot of the second page that was stored."""
     entries = [entry for job in script.of("store") for entry in job if entry[0] == 0]
     slot = entries[1][1][0]
-    arena = engine.connector.scheduler.arena
+    arena = engine.connector.scheduler.connection.arena
     found = bytearray(arena.read(slot))
     found[len(found) // 2] ^= 1
     arena.write(slot, bytes(found))

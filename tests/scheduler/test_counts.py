@@ -51,7 +51,7 @@ def test_a_failed_load_beside_a_local_hit_counts_that_hit_alone(
     engine.generate(prompt[: 2 * N + 1])  # from the host; vLLM's own cache has two blocks again
     before = hits(engine)
     # As a worker says whose connector is the engine's own.
-    engine.half.agreement.reports[0].alone = True
+    engine.half.connection.agreement.reports[0].alone = True
     script.fault = lambda kind: "before" if kind == "load" else None
     engine.generate(prompt)
     assert hits(engine) == {**before, "local": 2 * N}
@@ -104,14 +104,16 @@ def test_steering_keeps_a_fork_of_vllm_inside_a_block(start: StartEngine) -> Non
     request = engine._request(tokens(8 * N))
     inside = 3 * N + 8
     versions.end_step_at(request, inside)
-    tracked = Tracked.of(request, engine.cache.namespace(b""), engine.half.keys.none_yet())
+    tracked = Tracked.of(
+        request, engine.cache.namespace(b""), engine.half.connection.keys.none_yet()
+    )
     tracked.lookup = Lookup(local=0, restorable=0, paged=5 * N)
     tracked.steer({2})
     visited = []
-    engine.half.checkpoints.looked_up(tracked)
+    engine.half.connection.checkpoints.looked_up(tracked)
     for _ in range(3):
         visited.append(versions.fork_of(request))
-        engine.half.checkpoints.stepped(tracked, versions.fork_of(request))
+        engine.half.connection.checkpoints.stepped(tracked, versions.fork_of(request))
     assert visited == [2 * N, inside, 5 * N]
 
 

@@ -82,7 +82,7 @@ def test_each_rank_restores_what_it_has_stored_and_nothing_of_others(
     group.check_idle()
     halves = [rank.half for rank in group.ranks]
     assert len({half.name for half in halves}) == 2
-    assert len({half.arena.path for half in halves}) == 2
+    assert len({half.connection.arena.path for half in halves}) == 2
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -232,7 +232,9 @@ def test_random_workloads_on_three_ranks(
 def test_the_start_line_names_the_engine_core_and_what_the_machine_needs(
     start_ranks: StartRanks,
 ) -> None:
-    lines = [rank.half.describe() for rank in start_ranks(extra={"host_gb": 0.005}).ranks]
+    lines = [
+        rank.half.connection.describe() for rank in start_ranks(extra={"host_gb": 0.005}).ranks
+    ]
     for index, line in enumerate(lines):
         assert (
             f"engine core {index} (of 2, from 0 on), this machine needs 2 x 0.005 GiB = 0.01 GiB"
@@ -329,6 +331,6 @@ def test_ranks_that_speculate_restore_what_they_have_stored(
     results = [rank.add(prompt) for rank, prompt in zip(group.ranks, PROMPTS, strict=True)]
     group.run()
     # vLLM makes its own state one block earlier where draft layers look ahead.
-    less = int(group.ranks[0].half.grid.drops_last_block)
+    less = int(group.ranks[0].half.connection.grid.drops_last_block)
     assert [result.restored_tokens for result in results] == [(4 - less) * N, (5 - less) * N]
     group.check_idle()

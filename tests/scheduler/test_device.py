@@ -315,9 +315,9 @@ def test_nothing_is_stored_in_memory_that_is_not_pinned_yet(
     for runner in engine.runners:
         runner.connector.worker._pinning = slow[runner.rank]
     half = engine.connector.scheduler
-    total = half.slots.count
-    half.cache.set_ready_slots(0)
-    half._ready = dict(usable)
+    total = half.connection.slots.count
+    half.connection.cache.set_ready_slots(0)
+    half.connection._ready = dict(usable)
 
     engine.generate(PROMPT)
     assert engine.reset_prefix_cache()
@@ -339,10 +339,10 @@ def test_memory_that_is_ready_after_the_cache_was_stopped_changes_nothing(
 ) -> None:
     engine = start()
     half = engine.connector.scheduler
-    half.got_ready({0: half.slots.count + 5})
-    assert engine.cache.stats()["ready_slots"] == half.slots.count
-    half.stopped = True
-    half.got_ready({0: half.slots.count + 9})
-    half.stopped = False
+    half.connection.got_ready({0: half.connection.slots.count + 5})
+    assert engine.cache.stats()["ready_slots"] == half.connection.slots.count
+    half.connection.stopped = True
+    half.connection.got_ready({0: half.connection.slots.count + 9})
+    half.connection.stopped = False
     engine.generate(PROMPT)
     engine.check_idle()

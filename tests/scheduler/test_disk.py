@@ -54,17 +54,17 @@ def start(script: Script, model: Path, tmp_path: Path) -> Iterator[Start]:
     for engine in engines:
         engine.close()
     for engine in engines[-1:]:
-        if engine.half.arena is not None:
+        if engine.half.connection.arena is not None:
             restart_twice(engine)
 
 
 def restart_twice(engine: Engine) -> None:
     """Every test ends with two more starts of its disk, which lose nothing that is whole."""
     half = engine.half
-    path, lane = half.settings.disk_path, half.cores.index
-    identity = half.model.identity(half.geometry)
-    shape = {"geometry": half.geometry, "slot_bytes": half.slots.slot_bytes}
-    arena = Arena.create(**shape, slots=half.slots.least(half.geometry))
+    path, lane = half.connection.settings.disk_path, half.connection.cores.index
+    identity = half.connection.model.identity(half.connection.geometry)
+    shape = {"geometry": half.connection.geometry, "slot_bytes": half.connection.slots.slot_bytes}
+    arena = Arena.create(**shape, slots=half.connection.slots.least(half.connection.geometry))
 
     def whole() -> int:
         verdict = DiskTree(path).verify(f"lane-{lane}", identity.hex())
@@ -72,7 +72,7 @@ def restart_twice(engine: Engine) -> None:
 
     before = whole()
     for _ in range(2):
-        quota = half.disk.stats()["quota_bytes"]
+        quota = half.connection.disk.stats()["quota_bytes"]
         disk = Disk(**shape, path=path, quota_bytes=quota, lane=lane)
         disk.connect(arena, identity)
         assert disk.stats()["entries"] >= before
@@ -82,7 +82,7 @@ def restart_twice(engine: Engine) -> None:
 
 def settled(engine: Engine) -> Engine:
     """What was published is on the disk."""
-    assert engine.half.disk.settle(60)
+    assert engine.half.connection.disk.settle(60)
     engine.cache.poll()
     return engine
 
@@ -119,7 +119,7 @@ def test_a_request_holds_no_blocks_while_the_disk_is_read(start: Start) -> None:
 
     class Slow:
         def __getattr__(self, name: str) -> Any:
-            return getattr(engine.half.cache, name)
+            return getattr(engine.half.connection.cache, name)
 
         def restore(self, *args: Any, **kwargs: Any) -> Any:
             restore = real(*args, **kwargs)
@@ -128,13 +128,13 @@ def test_a_request_holds_no_blocks_while_the_disk_is_read(start: Start) -> None:
             waiting.progress = lambda: "waiting"
             return waiting
 
-    engine.half.loads.restores.cache = Slow()
+    engine.half.connection.loads.restores.cache = Slow()
     result = engine.add(PROMPT)
     engine.step()
     assert len(found) == 1 and found[0] in ("waiting", "ready")
     assert result.request.status == RequestStatus.WAITING
     assert pool.get_num_free_blocks() == engine.plan.num_blocks - 1
-    engine.half.loads.restores.cache = engine.half.cache
+    engine.half.connection.loads.restores.cache = engine.half.connection.cache
     engine.run()
     assert result.restored_tokens == 4 * N
     engine.check_idle()
@@ -159,7 +159,7 @@ def test_other_weights_under_the_same_path_restore_nothing(start: Start, model: 
     engine = start()
     engine.update_weights()  # as the function sees them
     assert engine.generate(PROMPT).restored_tokens == 0
-    assert settled(engine).half.disk.stats()["other_bytes"] > 0
+    assert settled(engine).half.connection.disk.stats()["other_bytes"] > 0
     engine.check_idle()
     # The first weights come back: so do their entries.
     safetensors(model / "model.safetensors", bytes(1000))
@@ -343,7 +343,7 @@ def test_a_reset_empties_the_disk_for_good(start: Start) -> None:
     settled(engine).forget_local()
     # Found in this engine, whose weights may be others by now, and in no later one.
     assert engine.generate(PROMPT).restored_tokens == 4 * N
-    assert engine.half.disk.stats()["persistent"] == 0
+    assert engine.half.connection.disk.stats()["persistent"] == 0
     engine.check_idle()
     engine = start()
     assert engine.generate(PROMPT).restored_tokens == 0
@@ -371,7 +371,10 @@ def test_a_disk_that_is_full_serves_what_it_has(start: Start) -> None:
     for seed in range(12):
         engine.generate(tokens(4 * N + 3, seed))
         settled(engine)
-    assert engine.half.disk.stats()["live_bytes"] <= engine.half.disk.stats()["quota_bytes"]
+    assert (
+        engine.half.connection.disk.stats()["live_bytes"]
+        <= engine.half.connection.disk.stats()["quota_bytes"]
+    )
     engine.check_idle()
     engine = start(extra=extra)
     newest_first = reversed(range(12))
@@ -382,8 +385,8 @@ def test_a_disk_that_is_full_serves_what_it_has(start: Start) -> None:
 
 def test_a_request_waits_no_longer_than_the_deadline(start: Start) -> None:
     engine = start(extra={"disk_deadline_ms": 50})
-    assert engine.half.loads.wait_seconds == 0.05
-    real = engine.half.loads.cache
+    assert engine.half.connection.loads.wait_seconds == 0.05
+    real = engine.half.connection.loads.cache
 
     class Hanging:
         def __getattr__(self, name: str) -> Any:
@@ -398,7 +401,7 @@ def test_a_request_waits_no_longer_than_the_deadline(start: Start) -> None:
             waiting.progress = lambda: "waiting"
             return waiting
 
-    engine.half.loads.restores.cache = Hanging()
+    engine.half.connection.loads.restores.cache = Hanging()
     assert engine.generate(PROMPT).restored_tokens == 0
     assert counters(engine)["failures:promotion"] == 1
     engine.check_idle()
@@ -414,7 +417,7 @@ def test_engine_cores_have_a_lane_each(start: Start) -> None:
     engines = [start(keep=True, data_parallel=(rank, 2)) for rank in range(2)]
     for rank, engine in enumerate(engines):
         engine.generate(tokens(4 * N + 3, rank))
-        assert engine.half.disk.stats()["quota_bytes"] <= 0.025 * (1 << 30)
+        assert engine.half.connection.disk.stats()["quota_bytes"] <= 0.025 * (1 << 30)
     for engine in engines:
         engine.close()
     engine = start(keep=True, data_parallel=(1, 2))

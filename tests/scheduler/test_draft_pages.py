@@ -83,7 +83,7 @@ def test_keys_follow_a_token_that_was_replaced(start: StartEngine) -> None:
     """A request that was preempted is looked up by the tokens that it has now."""
     engine = start(speculation=Speculation("mtp", 3), extra=ALL)
     request = engine._request(tokens(2 * N + 1))
-    keys = engine.half.keys
+    keys = engine.half.connection.keys
     tracked = Tracked.of(request, 0, keys.none_yet())
     before = [keys.of(tracked)[block] for block in range(2)]
     request._all_token_ids[2 * N] += 1
@@ -161,7 +161,9 @@ def test_a_block_with_two_next_tokens_is_announced_once_and_removed_once(
             visit(engine, prompt)
     router.hear(engine)  # which says that nothing was stored twice
     router.check()
-    twice = [count for count in engine.half.events._announced[False].values() if count == 2]
+    twice = [
+        count for count in engine.half.connection.events._announced[False].values() if count == 2
+    ]
     assert len(twice) == 1
     announced = {group: dict(router.blocks["CPU", group]) for group in attention(engine)}
     assert all(len(blocks) == 4 + 2 * (name != "gdn") for blocks in announced.values())
@@ -176,5 +178,5 @@ def test_a_block_with_two_next_tokens_is_announced_once_and_removed_once(
     engine.cache.clear()
     engine.generate(tokens(3))
     router.hear(engine)
-    assert not engine.half.events._announced[False]
+    assert not engine.half.connection.events._announced[False]
     engine.check_idle()

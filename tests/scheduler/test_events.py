@@ -237,16 +237,19 @@ def test_before_the_ranks_have_agreed_nothing_is_announced(
     engine = start(events=router.config)
     half = engine.half
     fresh = SchedulerHalf(
-        half.settings, EngineFacts(half.grid, half.ranks, event_groups=half._event_groups)
+        half.connection.settings,
+        EngineFacts(
+            half.connection.grid, half.connection.ranks, event_groups=half.connection._event_groups
+        ),
     )
-    assert not fresh.connected
-    assert fresh.take_events() == []
+    assert not fresh.connection.connected
+    assert not list(fresh.take_events())
 
 
 def test_without_events_nothing_is_followed(start: StartEngine) -> None:
     engine = start()
     engine.generate(tokens(4 * N + 3))
-    assert engine.half.events is None
+    assert engine.half.connection.events is None
     assert list(engine.connector.take_events()) == []
     assert engine.cache.changes(anew=True).stored == []
 
@@ -255,8 +258,8 @@ def test_a_block_that_cannot_be_described_is_counted_and_costs_nothing_else(
     start: StartEngine, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = start(events=router.config)
-    describe = engine.half.events._describe
-    monkeypatch.setattr(engine.half.events, "_describe", lambda *_: 1 / 0)
+    describe = engine.half.connection.events._describe
+    monkeypatch.setattr(engine.half.connection.events, "_describe", lambda *_: 1 / 0)
     prompt = tokens(4 * N + 3)
     engine.generate(prompt)
     engine.reset_prefix_cache()
@@ -265,7 +268,7 @@ def test_a_block_that_cannot_be_described_is_counted_and_costs_nothing_else(
     assert router.predict(engine, engine._request(prompt)) == 0
     assert counters(engine)["failures:event"]
     # Described later and removed, it is announced when it is stored again.
-    monkeypatch.setattr(engine.half.events, "_describe", describe)
+    monkeypatch.setattr(engine.half.connection.events, "_describe", describe)
     engine.generate(prompt)
     router.hear(engine)
     for _ in range(2):

@@ -107,7 +107,7 @@ def test_two_ranks_publish_together(ranks: int, start: StartEngine) -> None:
     assert engine.reset_prefix_cache()
     assert engine.generate(PROMPT).restored_tokens == 6 * N
     stored = engine.connector.scheduler.stats()["counters"]["stored_bytes"]
-    classes = engine.connector.scheduler.geometry.classes
+    classes = engine.connector.scheduler.connection.geometry.classes
     sizes = {item.kind: item.entry_bytes for item in classes}
     assert stored == 6 * sizes["attention"] + sizes["recurrent"]
 
@@ -117,19 +117,19 @@ def test_two_ranks_publish_together(ranks: int, start: StartEngine) -> None:
 
 def slots_of(engine: Engine, script: Script, kind: str) -> list[list[int]]:
     """Slots of the stored entries of a class of groups, an entry at a time."""
-    classes = engine.connector.scheduler.geometry.classes
+    classes = engine.connector.scheduler.connection.geometry.classes
     (index,) = (item.index for item in classes if item.kind == kind)
     return [entry[1] for job in script.of("store") for entry in job if entry[0] == index]
 
 
 def zero(engine: Engine, slots: list[int]) -> None:
-    arena = engine.connector.scheduler.arena
+    arena = engine.connector.scheduler.connection.arena
     for slot in slots:
         arena.write(slot, bytes(arena.slot_bytes))
 
 
 def swap(engine: Engine, first: list[int], second: list[int]) -> None:
-    arena = engine.connector.scheduler.arena
+    arena = engine.connector.scheduler.connection.arena
     for one, two in zip(first, second, strict=True):
         held = arena.read(one)
         arena.write(one, arena.read(two))
@@ -205,7 +205,7 @@ def test_a_load_whose_cache_raises_is_recomputed(
     engine = start(ranks=ranks)
     engine.generate(PROMPT)
     assert engine.reset_prefix_cache()
-    loads = engine.connector.scheduler.loads
+    loads = engine.connector.scheduler.connection.loads
     caller = loads.restores if method == "lookup" else loads
     caller.cache = broken = Broken(caller.cache, method)
     if method == "invalidate":
@@ -224,7 +224,7 @@ def test_a_store_that_raises_costs_only_the_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = start(ranks=ranks, batched_tokens=200)
-    stores = engine.connector.scheduler.stores
+    stores = engine.connector.scheduler.connection.stores
     if fault == "blocks":
         monkeypatch.setattr(stores, "pool", Broken(stores.pool, fault))
     elif fault == "tables":
@@ -287,7 +287,7 @@ def test_a_load_that_cannot_be_planned_is_recomputed(
     engine = start(async_scheduling=asynchronous)
     engine.generate(PROMPT)
     assert engine.reset_prefix_cache()
-    loads = engine.connector.scheduler.loads
+    loads = engine.connector.scheduler.connection.loads
 
     def fail(*_: Any) -> None:
         raise RuntimeError("injected: no plan")
@@ -319,7 +319,7 @@ def test_a_load_of_which_a_rank_says_what_cannot_be_read_is_recomputed(
     engine = start(ranks=ranks)
     engine.generate(PROMPT)
     assert engine.reset_prefix_cache()
-    loads = engine.connector.scheduler.loads
+    loads = engine.connector.scheduler.connection.loads
     ended = loads.ended
 
     def spoilt(name: str, tracked: Any, outcomes: list[Outcome]) -> None:
@@ -340,7 +340,7 @@ def test_a_load_of_which_a_rank_says_nothing_is_recomputed(ranks: int, start: St
     engine = start(ranks=ranks)
     engine.generate(PROMPT)
     assert engine.reset_prefix_cache()
-    loads = engine.connector.scheduler.loads
+    loads = engine.connector.scheduler.connection.loads
     ended = loads.ended
     loads.ended = lambda name, tracked, outcomes: ended(name, tracked, outcomes[1:])
     assert engine.generate(PROMPT).restored_tokens == 0
@@ -373,8 +373,10 @@ def test_an_engine_goes_on_without_a_cache_that_a_panic_has_closed(
     engine.generate(PROMPT)
     assert engine.reset_prefix_cache()
     half = engine.connector.scheduler
-    closed = Closed(half.cache)
-    half.cache = half.loads.cache = half.loads.restores.cache = half.namespaces._cache = closed
+    closed = Closed(half.connection.cache)
+    half.connection.cache = half.connection.loads.cache = half.connection.loads.restores.cache = (
+        half.connection.namespaces._cache
+    ) = closed
     for _ in range(3):
         assert engine.generate(PROMPT).restored_tokens == 0
         assert engine.reset_prefix_cache()
@@ -387,9 +389,9 @@ def test_a_store_that_meets_a_panic_ends_the_use_of_the_cache(start: StartEngine
     engine = start()
     half = engine.connector.scheduler
     engine.add(PROMPT)
-    half.stores.cache = Closed(half.cache)
-    half.stores.not_published(0, HybridPagesError("planted"))
-    half.stores.not_published(1, HybridPagesError("planted"))
+    half.connection.stores.cache = Closed(half.connection.cache)
+    half.connection.stores.not_published(0, HybridPagesError("planted"))
+    half.connection.stores.not_published(1, HybridPagesError("planted"))
     engine.run()
     assert failures(engine) == {"failures:panic": 1}
-    assert not half.serving and half.cache.stats()["pages"] == 0
+    assert not half.connection.serving and half.connection.cache.stats()["pages"] == 0

@@ -39,8 +39,8 @@ def start(
         engines.append(engine)
         engine.generate(tokens(N - 1, 99))  # With the first step its client starts.
         limit = time.monotonic() + 60
-        while engine.half.remote.stats()["out"]:
-            assert time.monotonic() < limit, engine.half.remote.notes()
+        while engine.half.connection.remote.stats()["out"]:
+            assert time.monotonic() < limit, engine.half.connection.remote.notes()
             time.sleep(0.01)
         return engine
 
@@ -93,7 +93,7 @@ def test_with_auto_what_is_faster_to_compute_is_computed(start: Start) -> None:
         engine = start()
         engine.generate(tokens(N + 1, 3))  # A question, whose answer is timed.
         assert gauges(engine)["remote_latency_seconds"] > 0
-        engine.half.pace = None  # No step of it counts.
+        engine.half.connection.pace = None  # No step of it counts.
         engine.cache.set_compute_rate(rate)
         assert engine.generate(PROMPT).restored_tokens == restored
         assert counters(engine).get("remote_not_worth", 0) == (not restored)

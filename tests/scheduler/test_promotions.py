@@ -54,7 +54,7 @@ class Promoting:
 
 
 def promoting(engine: Engine, answers: int, *, loses: bool = False) -> Promoting:
-    found = engine.half.loads.restores
+    found = engine.half.connection.loads.restores
     found.cache = Promoting(found.cache, answers, loses=loses)
     return found.cache
 
@@ -133,7 +133,7 @@ def test_a_tier_that_never_answers_costs_a_recompute(
     for _ in range(5):
         engine.step()
     assert result.request.status == RequestStatus.WAITING
-    now = engine.half.loads.restores.wait_seconds
+    now = engine.half.connection.loads.restores.wait_seconds
     engine.run()
     assert result.tokens and result.restored_tokens == 0
     assert counters(engine)["failures:promotion"] == 1

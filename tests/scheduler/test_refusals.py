@@ -457,7 +457,7 @@ def test_layers_whose_sizes_only_the_workers_know_are_stored_once_they_have_repo
     """As for padded layers of one type and several sizes."""
     monkeypatch.setattr("hybrid_pages.vllm.connector.planned_geometry", lambda *_: None)
     engine = start(SHAPES["heads-differ"])
-    assert not engine.half.connected
+    assert not engine.half.connection.connected
     prompts = [[seed + i for i in range(3 * N + 5)] for seed in (1, 100)]
     for prompt in prompts:
         engine.generate(prompt)
@@ -470,7 +470,7 @@ def test_layers_whose_sizes_only_the_workers_know_are_stored_once_they_have_repo
 def test_the_scheduler_knows_the_sizes_of_every_kind_of_cache(
     start: StartEngine, name: str
 ) -> None:
-    assert start(SHAPES[name]).half.connected
+    assert start(SHAPES[name]).half.connection.connected
 
 
 # ---- budgets

@@ -63,7 +63,7 @@ def start(script: Script, model: Path, shared: Path) -> Iterator[Start]:
 
 def shares(engine: Engine) -> Engine:
     """Others find what it has published."""
-    assert engine.half.remote.settle(60)
+    assert engine.half.connection.remote.settle(60)
     engine.cache.poll()
     return engine
 
@@ -282,11 +282,11 @@ def test_what_a_shutdown_cuts_off_is_told(
     start: Start, shared: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = start()
-    remote = engine.half.remote
+    remote = engine.half.connection.remote
     closing = SimpleNamespace(
         settle=lambda seconds: False, close=remote.close, notes=lambda: ["3 entries"]
     )
-    monkeypatch.setattr(engine.half, "remote", closing)
+    monkeypatch.setattr(engine.half.connection, "remote", closing)
     with caplog.at_level("WARNING", logger="vllm.hybrid_pages"):
         engine.half.shutdown()
     assert "3 entries" in caplog.text
@@ -358,13 +358,13 @@ def test_what_is_faster_to_compute_is_computed(start: Start) -> None:
     shares(first)
     second = start(extra={"remote_admit": "auto"})
     second.generate(tokens(N + 1, 3))
-    second.half.pace = None  # no step of it counts
+    second.half.connection.pace = None  # no step of it counts
     second.cache.set_compute_rate(1e12)
     assert second.generate(PROMPT).restored_tokens == 0
     assert counters(second)["remote_not_worth"] == 1
     second.check_idle()
     third = start(extra={"remote_admit": "auto"})
-    third.half.pace = None
+    third.half.connection.pace = None
     third.cache.set_compute_rate(1e-6)
     assert third.generate(PROMPT).restored_tokens == 4 * N
     assert not counters(third).get("remote_not_worth")
@@ -391,7 +391,7 @@ class Mute:
 def test_a_request_waits_for_an_answer_no_longer_than_the_deadline(start: Start) -> None:
     engine = start(extra={"remote_deadline_ms": 50})
     engine.generate(tokens(N + 1, 3))
-    restores = engine.half.loads.restores
+    restores = engine.half.connection.loads.restores
     restores.cache = Mute(restores.cache)
     begun, result = time.monotonic(), engine.add(PROMPT)
     engine.step()
@@ -405,7 +405,7 @@ def test_a_request_waits_for_an_answer_no_longer_than_the_deadline(start: Start)
 
 def test_a_producer_waits_for_no_answer(start: Start) -> None:
     engine = start(role="kv_producer", extra={"remote_deadline_ms": 3_600_000})
-    restores = engine.half.loads.restores
+    restores = engine.half.connection.loads.restores
     restores.cache = Mute(restores.cache)
     engine.generate(PROMPT)
     assert not counters(engine).get("remote_unanswered")
@@ -489,9 +489,9 @@ def test_an_engine_measures_its_pace(start: Start) -> None:
     engine = start(extra={"remote_admit": "auto"})
     for seed in range(8):
         engine.generate(tokens(8 * N + 3, seed))
-    assert engine.half.pace.tokens_per_second > 0
+    assert engine.half.connection.pace.tokens_per_second > 0
     assert gauges(engine)["prompt_tokens_per_second"] > 0
-    assert start().half.pace is None
+    assert start().half.connection.pace is None
 
 
 # ---- settings

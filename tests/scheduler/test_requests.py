@@ -76,7 +76,7 @@ def test_without_pins_the_simulation_sees_wrong_bytes(
     start: StartEngine, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = start(blocks=40, extra=BACKGROUND)
-    stores = engine.connector.scheduler.stores
+    stores = engine.connector.scheduler.connection.stores
     blocks = [SimpleNamespace(ref_cnt=1) for _ in stores.pool.blocks]  # of no use to vLLM
     monkeypatch.setattr(stores, "pool", SimpleNamespace(blocks=blocks))
     prompt = tokens(6 * N + 1)

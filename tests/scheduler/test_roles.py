@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hybrid_pages.vllm.scheduler.store import Stores
+from hybrid_pages.vllm.scheduler.store import StoreJobs
 from simulation.copies import Script
 from simulation.engine import Engine, connector
 from simulation.shapes import BLOCK_TOKENS as N
@@ -45,17 +45,15 @@ def test_a_producer_only_stores(start_as: Any, script: Script, name: str) -> Non
 
 def fill(engine: Engine, prompt: list[int]) -> None:
     """Stores a prompt as if another engine had: with the stores that a producer would have."""
-    engine.generate([3])  # then usual steps are the core's
-    half, connector = engine.half, engine.connector
-    own, half.may_store = half.stores, True
-    half.stores = Stores(half.geometry, half.cache, half.keys, "adaptive", half.figures)
-    half.stores.pool, half.stores.tables = own.pool, own.tables
-    half.checkpoints.mode = "adaptive"
-    usual = connector.build_connector_meta, connector.update_connector_output
-    connector.build_connector_meta, connector.update_connector_output = half.step, half.reported
+    connection = engine.half.connection
+    own, connection.may_store = connection.stores, True
+    connection.stores = StoreJobs(
+        connection.geometry, connection.cache, connection.keys, "adaptive", connection.figures
+    )
+    connection.stores.pool, connection.stores.tables = own.pool, own.tables
+    connection.checkpoints.mode = "adaptive"
     engine.generate(prompt)
-    half.stores, half.may_store = own, False
-    connector.build_connector_meta, connector.update_connector_output = usual
+    connection.stores, connection.may_store = own, False
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -78,5 +76,5 @@ def test_a_consumer_asks_vllm_for_no_checkpoints(start_as: Any) -> None:
     for visitor in range(4):
         engine.generate(shared + tokens(2 * N, visitor), hints={"checkpoint_at": [N]})
     assert "steered_steps" not in engine.half.stats()["counters"]
-    assert not engine.half.cache.stats()["pages"]
+    assert not engine.half.connection.cache.stats()["pages"]
     engine.check_idle()

@@ -42,7 +42,7 @@ def some_engines(*what: object) -> list[dict[str, Any]]:
 def natural_end(engine: Engine, length: int) -> int:
     """The last boundary of a prompt where vLLM itself makes a state."""
     states = any(engine.runners[0].memory.recurrent)
-    if states and engine.half.grid.drops_last_block:
+    if states and engine.half.connection.grid.drops_last_block:
         return (length // N - 1) * N
     return (length - 1) // N * N
 
@@ -217,10 +217,10 @@ def test_what_the_broken_rules_are_tried_on_is_right(method: str, start: StartEn
 def see_shifted_states(engine: Engine, calls: set[str], columns: int) -> None:
     """Makes the connector see the tables of states so many columns further on, in some calls."""
     half = engine.half
-    stores, tables = half.stores, half.stores.tables
+    stores, tables = half.connection.stores, half.connection.stores.tables
     recurrent = {
-        half.grid.groups[group].table
-        for item in half.geometry.classes
+        half.connection.grid.groups[group].table
+        for item in half.connection.geometry.classes
         if item.kind == "recurrent"
         for group in item.groups
     }

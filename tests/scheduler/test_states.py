@@ -252,4 +252,4 @@ def test_the_simulation_sees_a_state_that_was_not_exported(
     ],
 )
 def test_the_start_line_says_how_states_are_made(name: str, said: str, start: StartEngine) -> None:
-    assert said in start(SHAPES[name]).connector.scheduler.describe()
+    assert said in start(SHAPES[name]).connector.scheduler.connection.describe()

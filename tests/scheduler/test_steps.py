@@ -1,7 +1,8 @@
-"""A usual step runs no Python, and one that completes nothing asks nothing; nothing is lost."""
+"""A usual step costs little, and one that completes nothing asks nothing; nothing is lost."""
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +29,7 @@ def test_decode_steps_between_boundaries_plan_nothing(
     asynchronous: bool, start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = start(extra=ALL, async_scheduling=asynchronous)
-    stores, asked = engine.half.stores, list[str]()
+    stores, asked = engine.half.connection.stores, list[str]()
     tables = stores.tables
 
     def noted(name: str) -> Any:
@@ -41,47 +42,32 @@ def test_decode_steps_between_boundaries_plan_nothing(
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_usual_steps_run_no_python_of_ours(
+def test_a_usual_step_looks_at_no_load_and_at_no_request(
     asynchronous: bool, start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But what StepCalls can't answer: loads, and what is left of an ended request."""
     engine = start(extra=ALL, async_scheduling=asynchronous)
     engine.generate(tokens(N + 3), 1)
-    half, asked = engine.half, dict.fromkeys(("step", "reported"), 0)
+    half, asked = engine.half, Counter[str]()
 
-    def counted(name: str) -> Any:
-        call = getattr(half, name)
+    def count(owner: Any, name: str) -> None:
+        call = getattr(owner, name)
 
-        def noted(output: Any) -> Any:
+        def counted(*given: Any, **more: Any) -> Any:
             asked[name] += 1
-            return call(output)
+            return call(*given, **more)
 
-        return noted
+        monkeypatch.setattr(owner, name, counted)
 
-    for name in asked:
-        monkeypatch.setattr(half, name, counted(name))
+    count(half, "_look_for_panics")
+    count(half, "_refuse_parked")
+    count(half._steps, "begins")
+    count(half.connection.loads, "take_planned")
     before = engine.steps
     assert answer(engine) == list(range(1, BLOCKS + 1))
     assert engine.steps - before > 4 * N
-    assert all(count < 10 for count in asked.values()), asked
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_python_plans_and_publishes_the_same(asynchronous: bool, start: StartEngine) -> None:
-    def ran(served: bool) -> Any:
-        engine = start(extra=ALL, async_scheduling=asynchronous)
-        if not served:
-            engine.half.calls.rest()
-        depths, text = answer(engine), engine.generate(tokens(4 * N + 5), 2 * N).tokens
-        assert engine.reset_prefix_cache()
-        restored = engine.generate(tokens(4 * N + 5) + text, 3).restored_tokens
-        counters = engine.half.stats()["counters"]
-        kept = {name: count for name, count in counters.items() if "seconds" not in name}
-        return depths, text, restored, kept
-
-    served = ran(True)
-    assert served[2] > 4 * N
-    assert served == ran(False)
+    assert asked["_look_for_panics"] < 4 * BLOCKS, "once a report of stores"
+    assert not asked["take_planned"], "without a load"
+    assert asked["_refuse_parked"] < 10 and asked["begins"] < 10, asked
 
 
 def test_a_hand_over_to_a_request_that_was_left_alone_is_told_where_it_is(

@@ -87,9 +87,9 @@ def test_a_wave_that_never_comes_costs_a_recompute(
     engine = on_disk(start, LONG)
     engine.generate(tokens(N + 1, 9))  # the ranks have reported
     result = engine.add(LONG)
-    while not engine.half.loads._in_waves:
+    while not engine.half.connection.loads._in_waves:
         engine.step()
-    (waves,) = engine.half.loads.in_flight.values()
+    (waves,) = engine.half.connection.loads.in_flight.values()
     waves.restore.end()
     waves.restore = SimpleNamespace(progress=lambda: "waiting", end=lambda: None)
     now = 0.0
@@ -108,7 +108,7 @@ def test_a_request_that_is_aborted_between_waves_gives_all_back(start: Start) ->
     engine = on_disk(start, LONG)
     engine.generate(tokens(N + 1, 9))
     result = engine.add(LONG)
-    while not engine.half.loads._in_waves:
+    while not engine.half.connection.loads._in_waves:
         engine.step()
     engine.abort(result)
     engine.generate(tokens(2 * N + 1, 8))
@@ -122,7 +122,7 @@ def test_a_reset_between_waves_restores_nothing_old(start: Start) -> None:  # no
     engine = on_disk(start, LONG)
     engine.generate(tokens(N + 1, 9))
     result = engine.add(LONG)
-    while not engine.half.loads._in_waves:
+    while not engine.half.connection.loads._in_waves:
         engine.step()
     engine.half.reset()
     engine.run()

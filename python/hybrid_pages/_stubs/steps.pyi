@@ -1,6 +1,6 @@
 """Steps of an engine, and stores of what they complete."""
 
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, Protocol, TypeVar, final
 
 from hybrid_pages._stubs.blocks import PrefixKeys, StoreEntries, TableColumns
@@ -172,56 +172,3 @@ class Stores:
     def take_copied(self) -> tuple[int, float]:
         """Bytes that were published since the last call, and the seconds that copies of them took,
         summed over ranks."""
-
-@final
-class StepCalls:
-    """What vLLM calls in every step of a connector, answered without Python where that has nothing
-    to do.
-
-    `half` has the same methods, `take_stats()` for `stats`, and `storing`, whether copies are under
-    way. It is asked where it has something to do, and always before `serve`. requests, arrived:
-    those that are followed, and those that have come; both are empty while nothing is under way.
-    """
-
-    def __new__(
-        cls,
-        half: object,
-        requests: dict[str, _Request],
-        arrived: set[str],
-        *,
-        figures_every: float,
-    ) -> StepCalls:
-        """figures_every: seconds between figures of a busy engine."""
-
-    def serve(
-        self,
-        stores: Stores,
-        engine: object,
-        *,
-        begins: Callable[[_Request, int, int], None],
-        planned: Callable[[_Request], None] | None,
-        waiting: tuple[Sized, ...],
-        metadata: Callable[..., object],
-        name: str,
-        nothing: object,
-        outcomes: type,
-    ) -> None:
-        """Answer from now on, unless one of `waiting` has something in it; later calls do nothing.
-
-        engine, begins, planned: as of `Stores.step`. metadata makes what goes to the workers, of
-        `name` and jobs, and `nothing` goes to them without any. outcomes: the class of what they
-        send, with `stores` as of `Stores.ended`, and `loads`, `reports` and `ready`, which Python
-        takes.
-        """
-
-    def rest(self) -> None:
-        """Ask `half` about everything again, for good."""
-
-    def step(self, scheduler_output: object) -> object:
-        """The metadata of a step, of which vLLM says what it schedules."""
-
-    def reported(self, connector_output: object) -> None:
-        """Publish what the workers have copied, and take what else they say."""
-
-    def stats(self) -> object | None:
-        """Figures, every so often, and whenever nothing is under way."""

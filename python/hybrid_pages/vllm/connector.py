@@ -114,15 +114,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
                 model=ModelFacts(vllm_config, settings.lasting) if settings.lasting else None,
                 ahead=versions.steps_ahead(vllm_config),
             )
-            self.scheduler = half = SchedulerHalf(settings, engine)
-            if type(self) is HybridPagesConnector:
-                # Each step calls these, and a detour costs more than one would think: the forward
-                # pass leaves little in the processor's caches.
-                self.build_connector_meta = half.calls.step  # type: ignore[method-assign]
-                self.update_connector_output = half.calls.reported  # type: ignore[method-assign]
-                self.get_kv_connector_stats = half.calls.stats  # type: ignore[method-assign]
-                # Without events, an empty tuple.
-                self.take_events = half.take_events if events else tuple  # type: ignore[method-assign]
+            self.scheduler = SchedulerHalf(settings, engine)
         else:
             alone = versions.is_outermost(transfer)
             self.worker = WorkerHalf(settings, vllm_config, kv_cache_config, alone=alone)
@@ -143,7 +135,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """The scheduler half's counters, which include what workers have reported."""
-        return self.scheduler.calls.stats() if self.scheduler is not None else None
+        return self.scheduler.step_stats() if self.scheduler is not None else None
 
     @classmethod
     def build_kv_connector_stats(
@@ -286,7 +278,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
             tokens = self._scheduler().match(request, num_computed_tokens)
         except Exception:
             logger.exception("the lookup of request %s failed", request.request_id)
-            self._scheduler().figures.count("failures", label="lookup")
+            self._scheduler().connection.figures.count("failures", label="lookup")
             tokens = 0
         return tokens, bool(tokens)
 
@@ -298,11 +290,11 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
         """This step's stores and loads."""
-        return self._scheduler().calls.step(scheduler_output)
+        return self._scheduler().step(scheduler_output)
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         """Publishes what every rank has copied, unless it was copied from invalid blocks."""
-        self._scheduler().calls.reported(connector_output)
+        self._scheduler().reported(connector_output)
 
     def request_finished(
         self, request: "Request", block_ids: list[int]

@@ -1,10 +1,9 @@
-//! `hybrid_pages._core`: the core for Python. Conversion, the error table, the GIL, and steps over an engine's objects.
+//! `hybrid_pages._core`: the Rust crates for Python. Conversion, the error table, and where the GIL is released.
 
 mod arena;
 mod arrays;
 mod block_tables;
 mod cache;
-mod calls;
 mod changes;
 mod copy_engine;
 mod cuda;
@@ -70,7 +69,6 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     cache::register(m)?;
     run::register(m)?;
     stores::register(m)?;
-    calls::register(m)?;
     changes::register(m)?;
     replay::register(m)?;
     fleet::register(m)?;

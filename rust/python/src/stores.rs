@@ -21,17 +21,17 @@ use crate::vllm_engine::{PyHandles, VllmEngine};
 type PyJob = (usize, Py<PyStoreEntries>);
 
 /// A step of vLLM.
-pub struct VllmStep<'a, 'py> {
+struct VllmStep<'a, 'py> {
     /// The requests that are followed, by name.
-    pub requests: &'a Bound<'py, PyDict>,
+    requests: &'a Bound<'py, PyDict>,
     /// Tokens of the requests that run in the step.
-    pub scheduled: &'a Bound<'py, PyDict>,
+    scheduled: &'a Bound<'py, PyDict>,
     /// Has the states that the engine hands over, by request, and the requests that have blocks.
-    pub state: &'a Bound<'py, PyAny>,
+    state: &'a Bound<'py, PyAny>,
     /// Called before a step of a request that doesn't just go on.
-    pub begins: &'a Bound<'py, PyAny>,
+    begins: &'a Bound<'py, PyAny>,
     /// Called with each request of which something is stored.
-    pub planned: Option<&'a Bound<'py, PyAny>>,
+    planned: Option<&'a Bound<'py, PyAny>>,
 }
 
 /// Plans stores and publishes what every rank has copied.
@@ -145,7 +145,7 @@ impl PyStores {
     }
 
     /// Takes ranks' outcomes, by job, and publishes what all of them have copied.
-    pub fn ended(
+    fn ended(
         &self,
         engine: &Bound<'_, PyAny>,
         outcomes: &Bound<'_, PyDict>,
@@ -168,11 +168,6 @@ impl PyStores {
 }
 
 impl PyStores {
-    /// Whether none is in flight.
-    pub fn is_empty(&self) -> bool {
-        self.inner.in_flight() == 0
-    }
-
     fn engine<'a, 'py>(&'a self, given: &'a Bound<'py, PyAny>) -> VllmEngine<'a, 'py> {
         let rules = self.rules.get();
         VllmEngine { given, rules }
@@ -214,7 +209,7 @@ impl PyStores {
     }
 
     /// The stores of a step, by job; none if it has none.
-    pub fn plan_step<'py>(
+    fn plan_step<'py>(
         &self,
         engine: &Bound<'py, PyAny>,
         step: &VllmStep<'_, 'py>,

@@ -32,11 +32,11 @@ class Audit:
         half = engine.half
         self.engine, self.geometry, self.arena, self.cache = (
             engine,
-            half.geometry,
-            half.arena,
-            half.cache,
+            half.connection.geometry,
+            half.connection.arena,
+            half.connection.cache,
         )
-        self.block_tokens = half.grid.block_tokens
+        self.block_tokens = half.connection.grid.block_tokens
         self.checked: set[tuple[int, ...]] = set()
 
     def run(self) -> int:

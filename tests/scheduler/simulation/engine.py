@@ -239,7 +239,7 @@ class Engine:
     @property
     def cache(self) -> Any:
         """The connector's cache."""
-        return self.half.cache
+        return self.half.connection.cache
 
     def _runner(self, rank: int, plan: Any, version: int) -> Runner:
         kernels = [
@@ -279,7 +279,7 @@ class Engine:
             pinning = getattr(getattr(runner.connector, "worker", None), "_pinning", None)
             if pinning is not None:
                 assert pinning.wait(60)
-                self.half.got_ready({runner.rank: pinning.usable_slots})
+                self.half.connection.got_ready({runner.rank: pinning.usable_slots})
 
     def _connect(self) -> None:
         """Hands the workers' word to the scheduler half; notes which blocks loads may write."""
@@ -297,7 +297,7 @@ class Engine:
 
         def note(request: Request, blocks: Any, external_tokens: int) -> None:
             allocated(request, blocks, external_tokens)
-            if external_tokens and request.request_id in self.half.loads.in_flight:
+            if external_tokens and request.request_id in self.half.connection.loads.in_flight:
                 memory, tables = self.runners[0].memory, blocks.get_block_ids()
                 local = self.half._requests[request.request_id].lookup.local
                 self._external[request.request_id] = external_tokens
@@ -397,7 +397,7 @@ class Engine:
 
     def keys_of(self, request: Request) -> PrefixKeys:
         """A request's keys, as the connector names them."""
-        keys = self.half.keys
+        keys = self.half.connection.keys
         return keys.of(Tracked.of(request, 0, keys.none_yet()))
 
     def abort(self, result: Result) -> None:
@@ -529,17 +529,17 @@ class Engine:
     def _check_cache(self) -> None:
         """Every slot is free or belongs to an entry, and every entry holds what it should."""
         half = self.half
-        if half.disk is not None:
-            assert half.disk.settle(60), "copies to the disk do not end"
-        if half.remote is not None:
-            assert half.remote.settle(60), "copies to the remote store do not end"
+        if half.connection.disk is not None:
+            assert half.connection.disk.settle(60), "copies to the disk do not end"
+        if half.connection.remote is not None:
+            assert half.connection.remote.settle(60), "copies to the remote store do not end"
         self.cache.poll()
         stats = self.cache.stats()
         assert (stats["leased_slots"], stats["writing_entries"]) == (0, 0), stats
         assert not half._requests, "the scheduler half still follows finished requests"
         sizes: dict[str, list[int]] = {}
-        for item in half.geometry.classes:
-            slots = half.geometry.slots_per_entry(item.index, stats["slot_bytes"])
+        for item in half.connection.geometry.classes:
+            slots = half.connection.geometry.slots_per_entry(item.index, stats["slot_bytes"])
             sizes.setdefault(KINDS[item.kind], []).append(slots)
         # The entries of two classes of one kind are counted together.
         least = sum(stats[kind] * min(slots) for kind, slots in sizes.items())

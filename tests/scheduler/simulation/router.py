@@ -156,5 +156,5 @@ class Router:
 
 def attention(engine: Any) -> Sequence[int]:
     """The groups of full attention."""
-    [item] = [item for item in engine.half.geometry.classes if item.kind == "attention"]
+    [item] = [item for item in engine.half.connection.geometry.classes if item.kind == "attention"]
     return item.groups

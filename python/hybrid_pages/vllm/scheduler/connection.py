@@ -4,7 +4,7 @@ Nothing is published before every rank has reported the same plan and equal tens
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,8 @@ from hybrid_pages.vllm.scheduler.loads.pace import Pace
 from hybrid_pages.vllm.scheduler.loads.restores import Asking
 from hybrid_pages.vllm.scheduler.requests.keys import Keys
 from hybrid_pages.vllm.scheduler.requests.tenants import Namespaces
-from hybrid_pages.vllm.scheduler.store import Stores
+from hybrid_pages.vllm.scheduler.requests.tracked import Tracked
+from hybrid_pages.vllm.scheduler.store import StoreJobs
 from hybrid_pages.vllm.startup.describe import describe
 from hybrid_pages.vllm.versions import logger
 
@@ -69,6 +70,7 @@ class Connection:
     Args:
         settings: checked settings.
         engine: what is known of it.
+        closed: told that a panic has closed the cache.
 
     Raises:
         BudgetError: ``host_gb``, or this one's part of ``disk_gb``, cannot hold one entry of each
@@ -84,10 +86,12 @@ class Connection:
     cache: Cache
     namespaces: Namespaces
     checkpoints: Checkpoints
-    stores: Stores
+    stores: StoreJobs
     loads: Loads
 
-    def __init__(self, settings: Settings, engine: EngineFacts) -> None:
+    def __init__(
+        self, settings: Settings, engine: EngineFacts, closed: Callable[[Exception], None]
+    ) -> None:
         if not engine.stores:  # no step has to end for a checkpoint
             settings = dataclasses.replace(settings, checkpoint_mode="none", checkpoint_interval=0)
         self.settings, self.cores, self.model = settings, engine.cores, engine.model
@@ -101,9 +105,14 @@ class Connection:
         self.may_store, self.may_load = engine.stores, engine.loads
         self.figures, self.keys = Figures(engine.grid.block_tokens), Keys(engine.grid)
         self.events: Events | None = None
+        self.stored: Callable[[Tracked], None] | None = None
+        """Told of each request of which a step stores something, if blocks are announced."""
+        self._closed = closed
         self._event_groups = engine.event_groups
         self._ready: dict[int, int] | None = {} if engine.pins else None
         self.connected = self.stopped = False
+        self.serving = False
+        """Whether there is a cache, and the workers are as planned, as far as known."""
         self.agreement = Agreement(engine.ranks, engine.plan)
         self.manager: KVCacheManager | None = None
         self.pool: BlockPool | None = None
@@ -146,7 +155,7 @@ class Connection:
         if self._ready is not None:
             self.cache.set_ready_slots(0)
         self.checkpoints = Checkpoints(plan, self.cache, self.keys, settings, self.figures)
-        self.stores = Stores(
+        self.stores = StoreJobs(
             plan,
             self.cache,
             self.keys,
@@ -162,11 +171,11 @@ class Connection:
             wait_seconds=self._wait_seconds(),
             asking=Asking(settings.remote_deadline_ms / 1000, self.pace, self.figures),
         )
-        self.stores.pool = self.pool
+        self.stores.closed, self.stores.pool = self._closed, self.pool
         if self.manager is not None:
             self._give_manager(self.manager)
         self._follow_cache(plan)
-        self.connected = True
+        self.connected, self.serving = True, not self.stopped
         logger.info("%s", self.describe())
 
     def _wait_seconds(self) -> float:
@@ -192,6 +201,7 @@ class Connection:
                 self.settings.tenant_share,
                 below=self.disk is not None and self.settings.disk_events,
             )
+            self.stored = self.events.note
 
     def confirm(self, reports: Iterable[Report]) -> None:
         """Takes the ranks' reports: at startup if vLLM hands them over, and with first metadata.
@@ -253,10 +263,9 @@ class Connection:
         if self.connected and len(self._ready) == self.ranks:
             self.cache.set_ready_slots(min(self.slots.count, *self._ready.values()))
 
-    @property
-    def serving(self) -> bool:
-        """Whether there is a cache, and the workers are as planned, as far as known."""
-        return self.connected and not self.stopped
+    def stop(self) -> None:
+        """Stores and loads nothing from now on."""
+        self.stopped, self.serving = True, False
 
     def describe(self) -> str:
         """One line: the geometry, and what the budget holds."""
@@ -268,9 +277,9 @@ class Connection:
             host_gb=self.settings.host_gb,
         )
 
-    def take_events(self) -> "list[KVCacheEvent]":
+    def take_events(self) -> "Sequence[KVCacheEvent]":
         """What routers are to be told since the last call."""
-        return [] if self.events is None else self.events.take(self.pool)
+        return () if self.events is None else self.events.take(self.pool)
 
     def bind_manager(self, manager: "KVCacheManager") -> None:
         """Takes vLLM's cache manager, which knows a request's blocks."""
@@ -289,7 +298,7 @@ class Connection:
             self.stores.pool = pool
 
     def ids(self, request_id: str) -> Sequence[Sequence[int]]:
-        """The ids of these blocks."""
+        """The ids of a request's blocks, by group."""
         return () if self.manager is None else self.manager.get_block_ids(request_id)
 
     @property

@@ -16,7 +16,7 @@ class Steps:
     """Follows requests from step to step.
 
     Args:
-        half: cache, stores and loads.
+        connection: cache, stores and loads.
         requests: those that have not ended, by id.
         epochs: told what each run goes on from.
         invalid: told when a run goes on from what another connector has loaded.
@@ -24,31 +24,32 @@ class Steps:
 
     def __init__(
         self,
-        half: Connection,
+        connection: Connection,
         requests: dict[str, Tracked],
         epochs: Epochs,
         invalid: InvalidBlocks,
     ) -> None:
-        self.half, self.requests, self.epochs, self.invalid = half, requests, epochs, invalid
-        self.grid = half.grid
+        self.connection, self.requests = connection, requests
+        self.epochs, self.invalid, self.grid = epochs, invalid, connection.grid
         self._drafted = True
         """Whether this step computes its draft layers, if there are any."""
 
     def stores(self, output: "SchedulerOutput") -> dict[int, StoreEntries]:
         """The stores of everything that a step completes, by job."""
-        half, state = self.half, output.kv_connector_block_state
+        state = output.kv_connector_block_state
         if state is None:
             return {}
-        scheduled = output.num_scheduled_tokens
+        connection, scheduled = self.connection, output.num_scheduled_tokens
         if self.grid.drafter_tokens is not None:
             self._drafted = self._is_drafted(scheduled, self.grid.drafter_tokens)
-        return half.stores.core.step(
-            half.stores,
+        stores = connection.stores
+        return stores.core.step(
+            stores,
             self.requests,
             scheduled,
             state,
             begins=self.begins,
-            planned=None if half.events is None else half.events.note,
+            planned=connection.stored,
         )
 
     def _is_drafted(self, scheduled: dict[str, int], longest: int) -> bool:
@@ -63,17 +64,17 @@ class Steps:
     def begins(self, tracked: Tracked, start: int, new_tokens: int) -> None:
         """A step of a request does not just go on from the one before: a run begins, tokens were
         taken back, it may have to end at a stop, or some of its tokens may be drafts."""
-        half, position = self.half, tracked.run.position
+        connection, position = self.connection, tracked.run.position
         if position is None:
             self._scheduled(tracked, start)
-        elif start < position or (self.grid.drafts and half.keys.changed(tracked)):
+        elif start < position or (self.grid.drafts and connection.keys.changed(tracked)):
             self._taken_back(tracked, start)
         if self.grid.drafts and new_tokens:
             lost = position is not None and self._is_overwritten(tracked, start, start + new_tokens)
             if lost or not self._drafted:
                 self.epochs.distrust(tracked, start // self.grid.hash_tokens)
         if tracked.stops:
-            half.checkpoints.stepped(tracked, start + new_tokens)
+            connection.checkpoints.stepped(tracked, start + new_tokens)
 
     def _is_overwritten(self, tracked: Tracked, start: int, end: int) -> bool:
         """Whether vLLM itself leaves a wrong state behind this step, with which the request goes
@@ -93,7 +94,7 @@ class Steps:
 
     def _scheduled(self, tracked: Tracked, start: int) -> None:
         """A run of a request begins, behind ``start`` tokens."""
-        if self.half.loads.scheduled(tracked, start):
+        if self.connection.loads.scheduled(tracked, start):
             self.invalid.expect()
         if tracked.reads_cache is not None:
             tracked.request.skip_reading_prefix_cache = not tracked.reads_cache
@@ -106,8 +107,8 @@ class Steps:
         keys = -(-local_tokens * self.grid.stride // self.grid.block_tokens)
         hit = tracked.request.block_hashes[: max(0, keys)]
         self.epochs.scheduled(tracked, hit, self.requests.values())
-        if self.half.events is not None:
-            self.half.events.begins(tracked)
+        if self.connection.events is not None:
+            self.connection.events.begins(tracked)
 
     def _taken_back(self, tracked: Tracked, start: int) -> None:
         """Tokens from ``start`` on were taken back: a session that streams its input goes on with
@@ -117,17 +118,17 @@ class Steps:
         tracked.keys.clear()
         first = max(start - self.grid.lookahead, 0) // self.grid.block_tokens
         tracked.run.take_back(first)
-        if self.half.checkpoints.recurrent or self.grid.lookahead:
+        if self.connection.checkpoints.recurrent or self.grid.lookahead:
             self.epochs.distrust(tracked, first * self.grid.stride)
 
     def reported(self) -> None:
         """The report of a step has come: plans stores of what accepted drafts have completed."""
-        half = self.half
+        connection = self.connection
         for tracked in self.requests.values():
             try:
-                planned = half.stores.reported(tracked)
+                planned = connection.stores.reported(tracked)
             except Exception as error:
-                half.stores.not_planned(tracked, error)
+                connection.stores.not_planned(tracked, error)
             else:
-                if planned and half.events is not None:
-                    half.events.note(tracked)
+                if planned and connection.events is not None:
+                    connection.events.note(tracked)

@@ -33,8 +33,8 @@ def _ignore(error: Exception) -> None:
     """Nobody wants to know."""
 
 
-class Stores:
-    """Plans stores and publishes what every rank has copied.
+class StoreJobs:
+    """The stores of one engine: plans them and publishes what every rank has copied.
 
     Args:
         geometry: what entries are made of.
@@ -70,8 +70,7 @@ class Stores:
         self.pool: BlockPool | None = None
         """vLLM's block pool."""
         self.unsent: dict[int, StoreEntries] = {}
-        """Jobs of requests that have ended, for the next step's metadata. This object stays: see
-        ``StepCalls``."""
+        """Jobs of requests that have ended, for the next step's metadata."""
         self._ahead: set[int] = set()
         """Jobs that were ended ahead of the reports that say so."""
 

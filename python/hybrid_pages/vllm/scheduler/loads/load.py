@@ -95,8 +95,7 @@ class Loads:
         self.columns, self.ranks = self.grid.columns(geometry), geometry.ranks
         self.parked = Parked(figures, keys.grid.drafts)
         self.in_flight: dict[str, _Load] = {}
-        """Loads that were planned and have not ended, by request. This object stays: see
-        ``StepCalls``."""
+        """Loads that were planned and have not ended, by request."""
         self._in_waves: set[str] = set()
         self._failed: set[str] = set()
         self._planned: list[LoadJob] = []

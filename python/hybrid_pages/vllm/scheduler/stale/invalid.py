@@ -14,7 +14,7 @@ from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.layout.grid import BlockGrid, Tables
 from hybrid_pages.vllm.scheduler.requests.tracked import Tracked
 from hybrid_pages.vllm.scheduler.stale.epochs import Epochs
-from hybrid_pages.vllm.scheduler.store import Stores
+from hybrid_pages.vllm.scheduler.store import StoreJobs
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -34,8 +34,8 @@ class InvalidBlocks:
         """Updates until no load of another connector can be reported as failed, if one can."""
         self._ended: list[tuple[str, Tables, int]] = []
         """Blocks of requests that have ended, and updates until no report can name them."""
-        self.waiting = (self._updates, self._ended)
-        """What :meth:`updated` counts. These objects stay: see ``StepCalls``."""
+        self.waiting = False
+        """Whether the next reports have to be counted, by :meth:`updated`."""
 
     @property
     def expected(self) -> bool:
@@ -45,11 +45,13 @@ class InvalidBlocks:
     def expect(self) -> None:
         """A request has gone on from what another connector said it would load."""
         self._updates[:] = [versions.STEPS_IN_FLIGHT]
+        self.waiting = True
 
     def updated(self) -> None:
         """The report of a step has come."""
         self._updates[:] = [left - 1 for left in self._updates if left > 1]
         self._ended[:] = [(name, held, left - 1) for name, held, left in self._ended if left > 1]
+        self.waiting = bool(self._updates or self._ended)
 
     def ended(self, request_id: str, tables: Tables) -> None:
         """A request ended with these blocks."""
@@ -62,7 +64,7 @@ class InvalidBlocks:
         requests: Mapping[str, Tracked],
         tables: Mapping[str, Tables],
         pool: "BlockPool | None",
-        stores: Stores,
+        stores: StoreJobs,
     ) -> None:
         """Keeps everything that was computed from invalid blocks from being published.
 
