@@ -8,8 +8,8 @@ use crate::transfer_support;
 
 use cuda_support::{Load, Plain, Store, Way, options};
 use hybrid_pages::ids::ClassKind;
-use hybrid_pages_arena::Arena;
 use hybrid_pages::transfer::{Engine, LayerMap, Layout, Run, Ticket, checksum};
+use hybrid_pages_arena::Arena;
 use hybrid_pages_cuda::engine::{CudaEngine, CudaOptions};
 use mock_cuda::Mock;
 use std::collections::HashMap;

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::ClassKind;
-use hybrid_pages_arena::Arena;
 use hybrid_pages::transfer::{
     Completion, Direction, Engine, EntryCopy, LayerMap, Layout, Run, Ticket, checksum,
 };
+use hybrid_pages_arena::Arena;
 use hybrid_pages_cuda::engine::{CudaEngine, CudaOptions};
 use hybrid_pages_cuda::{CudaError, Result};
 
