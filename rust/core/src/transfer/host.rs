@@ -12,11 +12,11 @@ use super::completion::Ticket;
 use super::engine::Engine;
 use super::job::{Job, Message, Shared};
 use super::layout::Layout;
-use super::path::Path;
 use super::plan::{Direction, EntryCopy};
 use super::region::SlotMemory;
 use super::transfers::Transfers;
 use crate::guarded::lock;
+use hybrid_pages_tiles::CopyPath;
 
 /// Copies between host memory and an arena. Dropping it waits for the transfers in flight.
 pub struct HostEngine {
@@ -39,18 +39,18 @@ impl HostEngine {
         Self::start(layout, memory, threads, true)
     }
 
-    /// As [`new`](Self::new), for stores that compute no checksums: their completions have none.
+    /// An engine like that of [`new`](Self::new) whose stores compute no checksums: their completions have none.
     ///
     /// # Errors
-    /// As of [`new`](Self::new).
+    /// Those of [`new`](Self::new).
     pub fn without_checksums(layout: Layout, memory: SlotMemory, threads: usize) -> Result<Self> {
         Self::start(layout, memory, threads, false)
     }
 
-    /// What it copies small transfers with: `avx2` or `portable`.
+    /// Instructions that copy small transfers: `avx2` or `portable`.
     #[must_use]
     pub fn instructions(&self) -> &'static str {
-        Path::best(0).name
+        CopyPath::best(0).name()
     }
 
     fn start(layout: Layout, memory: SlotMemory, threads: usize, checksums: bool) -> Result<Self> {

@@ -8,14 +8,11 @@ use std::time::Instant;
 
 use crossbeam_channel::Sender;
 
-use super::checksum::combine;
 use super::completion::{Completion, Ticket};
-use super::lanes::{TILE_BYTES, fence};
-use super::path::Path;
 use super::plan::{Cut, Direction, Plan};
-use super::tile::Tile;
 use super::transfers::Transfers;
 use crate::guarded::{lock, panic_message};
+use hybrid_pages_tiles::{CopyPath, TILE_BYTES, Tile, combine, fence};
 
 /// What a thread takes at a time: small enough that threads end together, large enough that taking it
 /// costs nothing.
@@ -54,7 +51,7 @@ pub(super) struct Job {
     shared: Arc<Shared>,
     ticket: Ticket,
     plan: Plan,
-    path: &'static Path,
+    path: &'static CopyPath,
     started: Instant,
     steps: Vec<Step>,
     /// The first step that nobody has taken.
@@ -80,7 +77,7 @@ impl Job {
         let ticket = shared.transfers.start()?;
         let mut job = Self {
             ticket,
-            path: Path::best(plan.bytes(shared.transfers.layout())),
+            path: CopyPath::best(plan.bytes(shared.transfers.layout())),
             shared,
             plan,
             started,

@@ -6,29 +6,24 @@
 //! for all engines: see [`Transfers`]. [`HostEngine`] copies with threads; a device engine fits the same trait.
 
 mod board;
-mod checksum;
 mod completion;
 mod engine;
 mod host;
 mod job;
-mod lanes;
 mod layout;
-mod path;
 mod plan;
 mod process;
 mod region;
-mod tile;
 mod transfers;
 
 pub use crate::guarded::panic_message;
-pub use checksum::{checksum, combine};
 pub use completion::{Completion, Ticket};
 pub use engine::Engine;
 pub use host::HostEngine;
-pub use lanes::{TILE_BYTES, fence};
 pub use layout::{LayerMap, Layout, Run, Span};
 pub use plan::{Direction, EntryCopy, Piece, Plan, Stretch};
 pub use process::Process;
 pub use region::{Region, SlotMemory};
-pub use tile::{Tile, tile_digest};
 pub use transfers::Transfers;
+
+pub use hybrid_pages_tiles::{TILE_BYTES, Tile, checksum, combine, fence, tile_digest};

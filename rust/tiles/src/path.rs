@@ -7,10 +7,10 @@
 #[cfg(target_arch = "x86_64")]
 use std::sync::LazyLock;
 
-use super::lanes::{Lanes, Portable, STREAM_ALIGN, STRIPE_BYTES, TILE_BYTES, prefetch};
+use crate::lanes::{Lanes, Portable, STREAM_ALIGN, STRIPE_BYTES, TILE_BYTES, prefetch};
 
 /// The state of a tile's XXH3 between two stripes.
-pub(super) type TileState = [u64; 8];
+pub(crate) type TileState = [u64; 8];
 
 /// Stripes of a tile; its last one has a key of its own.
 const STRIPES: usize = TILE_BYTES / STRIPE_BYTES;
@@ -26,28 +26,28 @@ type Hash = unsafe fn(&mut TileState, usize, *const u8, *mut u8, usize);
 /// From, to, number of stripes.
 type Copy = unsafe fn(*const u8, *mut u8, usize);
 
-/// One set of instructions.
+/// A way to copy and to hash: one set of instructions, through the processor's caches or past them.
 #[derive(Debug)]
-pub(crate) struct Path {
-    pub(super) name: &'static str,
+pub struct CopyPath {
+    pub(crate) name: &'static str,
     hash: Hash,
     copy: Copy,
 }
 
-static PORTABLE: Path = Path {
+static PORTABLE: CopyPath = CopyPath {
     name: "portable",
     hash: hash_portable,
     copy: copy_portable,
 };
 #[cfg(target_arch = "x86_64")]
-static AVX2: Path = Path {
+static AVX2: CopyPath = CopyPath {
     name: "avx2",
     hash: hash_avx2,
     copy: copy_avx2,
 };
 /// Writes past the caches.
 #[cfg(target_arch = "x86_64")]
-static AVX2_STREAM: Path = Path {
+static AVX2_STREAM: CopyPath = CopyPath {
     name: "avx2, past the caches",
     hash: stream_hash_avx2,
     copy: stream_copy_avx2,
@@ -57,9 +57,9 @@ static AVX2_STREAM: Path = Path {
 #[cfg(target_arch = "x86_64")]
 const STREAM_BYTES: usize = 2 << 20;
 
-impl Path {
-    /// Those that this machine has, the best one for little first.
-    pub(super) fn all() -> impl Iterator<Item = &'static Self> {
+impl CopyPath {
+    /// The paths that this machine has, the best one for small transfers first.
+    pub(crate) fn all() -> impl Iterator<Item = &'static Self> {
         #[cfg(target_arch = "x86_64")]
         let wide = is_x86_feature_detected!("avx2").then_some([&AVX2, &AVX2_STREAM]);
         #[cfg(not(target_arch = "x86_64"))]
@@ -67,9 +67,10 @@ impl Path {
         wide.into_iter().flatten().chain([&PORTABLE])
     }
 
-    /// The best one for a transfer of so many bytes.
+    /// The best path for a transfer of so many bytes.
+    #[must_use]
     #[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables))]
-    pub(crate) fn best(bytes: usize) -> &'static Self {
+    pub fn best(bytes: usize) -> &'static Self {
         #[cfg(target_arch = "x86_64")]
         if bytes >= STREAM_BYTES && *STREAMS && is_x86_feature_detected!("avx2") {
             return &AVX2_STREAM;
@@ -78,11 +79,11 @@ impl Path {
     }
 
     /// Hashes `count` stripes of a tile from its stripe `first` on and, unless `to` is null, writes them: before
-    /// this thread's next [`fence`](super::lanes::fence), not for other threads.
+    /// this thread's next [`fence`](crate::fence), not for other threads.
     ///
     /// # Safety
     /// `from` can be read, and `to` be written or is null; they do not overlap.
-    pub(super) unsafe fn hash(
+    pub(crate) unsafe fn hash(
         &self,
         state: &mut TileState,
         first: usize,
@@ -95,11 +96,17 @@ impl Path {
         unsafe { (self.hash)(state, first, from, to, count) };
     }
 
-    /// Copies: before this thread's next [`fence`](super::lanes::fence), not for other threads.
+    /// Instructions that the path uses: `avx2` or `portable`.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Copies so many bytes: before this thread's next [`fence`](crate::fence), not for other threads.
     ///
     /// # Safety
     /// `from` can be read and `to` be written; they do not overlap.
-    pub(super) unsafe fn copy(&self, from: *const u8, to: *mut u8, length: usize) {
+    pub unsafe fn copy(&self, from: *const u8, to: *mut u8, length: usize) {
         let stripes = length / STRIPE_BYTES;
         let whole = stripes * STRIPE_BYTES;
         // SAFETY: a path exists only where its instructions do; the parts lie inside what the caller gives.
@@ -123,7 +130,7 @@ static STREAMS: LazyLock<bool> = LazyLock::new(|| {
 });
 
 /// XXH3-64 of a tile from its state after the last stripe.
-pub(super) fn merge(state: &TileState) -> u64 {
+pub(crate) fn merge(state: &TileState) -> u64 {
     const KEY: usize = 11;
     let keys = SECRET[KEY..][..STRIPE_BYTES].as_chunks::<8>().0;
     let mut keyed = std::iter::zip(state, keys).map(|(lane, key)| lane ^ u64::from_le_bytes(*key));
@@ -140,7 +147,7 @@ pub(super) fn merge(state: &TileState) -> u64 {
 const PRIME64_1: u64 = 0x9E37_79B1_85EB_CA87;
 
 /// The state before the first stripe.
-pub(super) const START: TileState = [
+pub(crate) const START: TileState = [
     0xC2B2_AE3D,
     PRIME64_1,
     0xC2B2_AE3D_27D4_EB4F,

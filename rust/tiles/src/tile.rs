@@ -1,13 +1,13 @@
 //! The digest of a tile while its bytes move, in parts of any length.
 
-use super::lanes::{STRIPE_BYTES, TILE_BYTES};
-use super::path::{Path, START, TileState, merge};
+use crate::lanes::{STRIPE_BYTES, TILE_BYTES};
+use crate::path::{CopyPath, START, TileState, merge};
 
 static ZEROS: [u8; 1024] = [0; 1024];
 
 /// A tile of a payload while its bytes are hashed and, if wanted, copied.
 pub struct Tile {
-    path: &'static Path,
+    path: &'static CopyPath,
     state: TileState,
     /// Bytes taken so far.
     position: usize,
@@ -19,17 +19,19 @@ impl Tile {
     /// An empty tile. What it writes goes through the processor's caches.
     #[must_use]
     pub fn through_caches() -> Self {
-        Self::new(Path::best(0))
+        Self::new(CopyPath::best(0))
     }
 
-    /// An empty tile. What it writes goes past the processor's caches, so a [`fence`](super::fence) must follow the
+    /// An empty tile. What it writes goes past the processor's caches, so a [`fence`](crate::fence) must follow the
     /// last write.
     #[must_use]
     pub fn past_caches() -> Self {
-        Self::new(Path::best(usize::MAX))
+        Self::new(CopyPath::best(usize::MAX))
     }
 
-    pub(super) const fn new(path: &'static Path) -> Self {
+    /// An empty tile, whose bytes take a path.
+    #[must_use]
+    pub const fn new(path: &'static CopyPath) -> Self {
         Self {
             path,
             state: START,
@@ -38,8 +40,10 @@ impl Tile {
         }
     }
 
-    /// Bytes that it can still take.
-    pub(super) const fn room(&self) -> usize {
+    /// Bytes that the tile can still take.
+    #[inline]
+    #[must_use]
+    pub const fn room(&self) -> usize {
         TILE_BYTES - self.position
     }
 
@@ -47,7 +51,7 @@ impl Tile {
     ///
     /// # Panics
     /// If they are more than [`room`](Self::room).
-    pub(super) fn take(&mut self, bytes: &[u8]) {
+    pub(crate) fn take(&mut self, bytes: &[u8]) {
         // SAFETY: nothing is written.
         unsafe { self.pass(bytes.as_ptr(), std::ptr::null_mut(), bytes.len()) };
     }
@@ -60,6 +64,7 @@ impl Tile {
     ///
     /// # Panics
     /// If they are more than the tile can still take.
+    #[inline]
     pub unsafe fn pass(&mut self, from: *const u8, to: *mut u8, length: usize) {
         assert!(length <= self.room(), "a tile holds {TILE_BYTES} bytes");
         let begun = self.position % STRIPE_BYTES;
@@ -83,7 +88,7 @@ impl Tile {
         }
     }
 
-    /// The digest, as if the rest were zeros.
+    /// The digest of the tile, as if the rest of it were zeros.
     #[must_use]
     pub fn digest(mut self) -> u64 {
         while self.room() > 0 {
@@ -93,10 +98,10 @@ impl Tile {
         merge(&self.state)
     }
 
-    /// Bytes within one stripe.
+    /// Hashes, and copies, bytes within one stripe.
     ///
     /// # Safety
-    /// As of [`pass`](Self::pass).
+    /// The safety rules of [`pass`](Self::pass) hold.
     unsafe fn pass_part(&mut self, from: *const u8, to: *mut u8, length: usize) {
         let start = self.position % STRIPE_BYTES;
         let part = &mut self.begun[start..][..length];
@@ -119,8 +124,10 @@ impl Tile {
         }
     }
 
+    /// Hashes, and copies, whole stripes.
+    ///
     /// # Safety
-    /// As of [`pass`](Self::pass).
+    /// The safety rules of [`pass`](Self::pass) hold.
     unsafe fn pass_stripes(&mut self, from: *const u8, to: *mut u8, count: usize) {
         let first = self.position / STRIPE_BYTES;
         // SAFETY: the caller's.
@@ -135,7 +142,7 @@ impl Tile {
 /// If there are more bytes.
 #[must_use]
 pub fn tile_digest(bytes: &[u8]) -> u64 {
-    let mut tile = Tile::new(Path::best(0));
+    let mut tile = Tile::new(CopyPath::best(0));
     tile.take(bytes);
     tile.digest()
 }
@@ -190,7 +197,7 @@ mod tests {
             let blank = placed(&vec![0x5A; bytes.len()], to);
             let wanted = placed(&bytes, to);
             prop_assert_eq!(tile_digest(&bytes), expected);
-            for path in Path::all() {
+            for path in CopyPath::all() {
                 let (mut tile, mut reads) = (Tile::new(path), Tile::new(path));
                 let mut target = blank.clone();
                 for part in parts(bytes.len(), cuts.clone()) {
@@ -214,14 +221,14 @@ mod tests {
 
     #[test]
     fn the_best_path_is_what_the_machine_has() {
-        let names: Vec<_> = Path::all().map(|path| path.name).collect();
+        let names: Vec<_> = CopyPath::all().map(|path| path.name).collect();
         #[cfg(target_arch = "x86_64")]
         assert_eq!(names.contains(&"avx2"), is_x86_feature_detected!("avx2"));
-        let large = Path::best(usize::MAX).name;
+        let large = CopyPath::best(usize::MAX).name;
         assert!(names.contains(&large), "{large}");
         assert_eq!(
             (names[0], names.last()),
-            (Path::best(0).name, Some(&"portable"))
+            (CopyPath::best(0).name, Some(&"portable"))
         );
     }
 

@@ -4,7 +4,7 @@
 /// Bytes of a tile; the last one of a payload counts as filled up with zeros.
 pub const TILE_BYTES: usize = 16 << 10;
 /// Bytes that the lanes take at a time.
-pub(super) const STRIPE_BYTES: usize = 64;
+pub(crate) const STRIPE_BYTES: usize = 64;
 
 // XXH3 reads its input as little-endian numbers, and so do loads here.
 const _: () = assert!(cfg!(target_endian = "little"));
@@ -16,7 +16,7 @@ const PRIME32_1: u64 = 0x9E37_79B1;
 /// # Safety
 /// An implementation is used only on machines that have its instructions. Addresses are of
 /// [`STRIPE_BYTES`] bytes, readable or writable as the method needs.
-pub(super) trait Lanes: Copy {
+pub(crate) trait Lanes: Copy {
     unsafe fn load(from: *const u8) -> Self;
     unsafe fn store(self, to: *mut u8);
     /// Writes past the caches, to an address that is a multiple of [`STREAM_ALIGN`], in any order with other
@@ -26,8 +26,8 @@ pub(super) trait Lanes: Copy {
     unsafe fn scramble(self, key: Self) -> Self;
 }
 
-/// What addresses of writes past the caches are multiples of.
-pub(super) const STREAM_ALIGN: usize = 32;
+/// Addresses of writes past the caches are multiples of this.
+pub(crate) const STREAM_ALIGN: usize = 32;
 
 /// Ends writes past the caches: other threads see them before what is written later.
 #[inline(always)]
@@ -41,7 +41,7 @@ pub fn fence() {
 
 /// Asks for bytes that are read soon.
 #[inline(always)]
-pub(super) fn prefetch(_address: *const u8) {
+pub(crate) fn prefetch(_address: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every x86-64 has SSE, and a prefetch of an address that is not mapped does nothing.
     unsafe {
@@ -51,7 +51,7 @@ pub(super) fn prefetch(_address: *const u8) {
 
 /// Plain Rust; the compiler uses what every machine of the target has (SSE2, NEON).
 #[derive(Clone, Copy)]
-pub(super) struct Portable([u64; 8]);
+pub(crate) struct Portable([u64; 8]);
 
 impl Lanes for Portable {
     #[inline(always)]
@@ -93,7 +93,7 @@ impl Lanes for Portable {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::Avx2;
+pub(crate) use x86::Avx2;
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
@@ -102,7 +102,7 @@ mod x86 {
     use super::{Lanes, PRIME32_1};
 
     #[derive(Clone, Copy)]
-    pub(in super::super) struct Avx2([__m256i; 2]);
+    pub(crate) struct Avx2([__m256i; 2]);
 
     impl Avx2 {
         #[inline(always)]

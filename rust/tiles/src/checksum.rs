@@ -3,8 +3,8 @@
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::lanes::TILE_BYTES;
-use super::tile::tile_digest;
+use crate::lanes::TILE_BYTES;
+use crate::tile::tile_digest;
 
 /// The checksum of all bytes that move: XXH3-64 over the [`tile_digest`]s and the length.
 #[must_use]
