@@ -15,7 +15,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use hybrid_pages::geometry::{Dtype, Geometry, Group, Layer, Segment};
 use hybrid_pages::ids::{ClassKind, SlotId};
 use hybrid_pages::transfer::{
-    Direction, Engine, EntryCopy, HostEngine, LayerMap, Layout, Region, Run,
+    ByteRun, Direction, Engine, EntryCopy, HostEngine, LayerMap, Layout, Region,
 };
 use hybrid_pages_arena::Arena;
 use rustix::time::{ClockId, clock_gettime};
@@ -65,7 +65,7 @@ fn layout(geometry: &Arc<Geometry>, memory: &mut [u8]) -> Layout {
             let memory = &mut memory[layer * BLOCKS * BLOCK_BYTES..][..BLOCKS * BLOCK_BYTES];
             // SAFETY: the memory outlives the engine, and nothing else touches it meanwhile.
             let region = unsafe { Region::new(memory.as_mut_ptr(), memory.len()).unwrap() };
-            let runs = vec![Run {
+            let runs = vec![ByteRun {
                 offset: 0,
                 length: bytes,
             }];

@@ -39,10 +39,10 @@ impl Arena {
         Self::create_with(geometry, slot_bytes, slots, PlaneOptions::default())
     }
 
-    /// As [`create`](Self::create), of such memory.
+    /// New slots, as [`create`](Self::create) makes them, in memory as the options wish.
     ///
     /// # Errors
-    /// As [`create`](Self::create), and [`Error::Budget`] if the system lacks huge pages.
+    /// Those of [`create`](Self::create), and [`Error::Budget`] if the system lacks huge pages.
     pub fn create_with(
         geometry: &Geometry,
         slot_bytes: usize,
@@ -53,10 +53,10 @@ impl Arena {
         Self::of_ranks(geometry, &ranks, slot_bytes, slots, options)
     }
 
-    /// As [`create_with`](Self::create_with), with the plane of one rank alone.
+    /// New slots, as [`create_with`](Self::create_with) makes them, with the plane of one rank alone.
     ///
     /// # Errors
-    /// As [`create_with`](Self::create_with), and [`Error::InvalidArgument`] if the geometry has no such rank.
+    /// Those of [`create_with`](Self::create_with), and [`Error::InvalidArgument`] if the geometry has no such rank.
     pub fn create_plane(
         geometry: &Geometry,
         rank: usize,
@@ -193,7 +193,7 @@ impl Arena {
         self.slots() * self.slot_bytes()
     }
 
-    /// Of the geometry it was made for.
+    /// Fingerprint of the geometry that the arena was made for.
     #[must_use]
     pub fn fingerprint(&self) -> &Fingerprint {
         self.planes[0].fingerprint()

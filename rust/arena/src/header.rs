@@ -14,7 +14,7 @@ const MAGIC: [u8; 8] = *b"HYBPAGES";
 
 /// A decoded header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Header {
+pub(crate) struct PlaneHeader {
     pub(crate) header_bytes: usize,
     pub(crate) slot_bytes: usize,
     pub(crate) slots: usize,
@@ -23,7 +23,7 @@ pub(crate) struct Header {
     pub(crate) ranks: usize,
 }
 
-impl Header {
+impl PlaneHeader {
     pub(crate) const ENCODED_BYTES: usize = 72;
 
     /// Size of a plane with this header, in whole pages, unless it exceeds memory.

@@ -8,7 +8,7 @@ use hybrid_pages::error::{Error, Result};
 use hybrid_pages::geometry::Geometry;
 use hybrid_pages::transfer::Region;
 
-use crate::header::Header;
+use crate::header::PlaneHeader;
 use crate::prefault::prefault;
 use crate::private;
 #[cfg(target_os = "linux")]
@@ -36,7 +36,7 @@ pub(crate) struct Mapping {
 
 impl Mapping {
     /// New memory of the header's size, all zeros after the header.
-    pub(crate) fn create(header: &Header, options: PlaneOptions) -> Result<Self> {
+    pub(crate) fn create(header: &PlaneHeader, options: PlaneOptions) -> Result<Self> {
         let total = header.total_bytes().ok_or_else(|| {
             Error::arena("create: expected a size that fits memory, found a larger one")
         })?;
@@ -123,7 +123,7 @@ impl Mapping {
 
     /// The memory at a path, once its size, header and seals are what they must be.
     #[cfg(target_os = "linux")]
-    pub(crate) fn open(path: &str, geometry: &Geometry) -> Result<(Self, Header)> {
+    pub(crate) fn open(path: &str, geometry: &Geometry) -> Result<(Self, PlaneHeader)> {
         let (memory, file, header) = shared::open(path, geometry)?;
         let mapping = Self {
             memory,
@@ -135,7 +135,7 @@ impl Mapping {
 
     /// There are no paths to open.
     #[cfg(not(target_os = "linux"))]
-    pub(crate) fn open(path: &str, _: &Geometry) -> Result<(Self, Header)> {
+    pub(crate) fn open(path: &str, _: &Geometry) -> Result<(Self, PlaneHeader)> {
         Err(Error::arena(format!(
             "{path}: expected Linux, whose memory has paths, found {}",
             std::env::consts::OS

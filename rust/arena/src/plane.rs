@@ -7,7 +7,7 @@ use hybrid_pages::geometry::{Fingerprint, Geometry};
 use hybrid_pages::ids::SlotId;
 use hybrid_pages::transfer::{Region, SlotMemory};
 
-use crate::header::Header;
+use crate::header::PlaneHeader;
 use crate::mapping::{self, Mapping, PlaneOptions};
 
 /// One rank's part of every slot. Nothing is left behind when the processes that map it are gone.
@@ -16,7 +16,7 @@ use crate::mapping::{self, Mapping, PlaneOptions};
 #[derive(Debug)]
 pub struct Plane {
     mapping: Mapping,
-    header: Header,
+    header: PlaneHeader,
     region: Region,
 }
 
@@ -30,8 +30,8 @@ impl Plane {
         options: PlaneOptions,
     ) -> Result<Arc<Self>> {
         let page = mapping::page_bytes(options.huge_pages);
-        let header = Header {
-            header_bytes: page.max(Header::ENCODED_BYTES),
+        let header = PlaneHeader {
+            header_bytes: page.max(PlaneHeader::ENCODED_BYTES),
             slot_bytes,
             slots,
             fingerprint: *geometry.fingerprint(),
@@ -47,7 +47,7 @@ impl Plane {
         Self::over(mapping, header)
     }
 
-    fn over(mapping: Mapping, header: Header) -> Result<Arc<Self>> {
+    fn over(mapping: Mapping, header: PlaneHeader) -> Result<Arc<Self>> {
         let first = mapping.address().as_ptr().wrapping_add(header.header_bytes);
         // SAFETY: the mapping covers header and slots, stays where it is while the plane lives
         // (`memory` hands the plane along as the owner) and cannot be truncated: it is sealed, or has no file.
@@ -59,19 +59,20 @@ impl Plane {
         }))
     }
 
-    /// Where other processes of the same user open it, as long as its creator lives. None of private memory.
+    /// The path where other processes of the same user open the plane, as long as its creator lives; `None` of private
+    /// memory.
     #[must_use]
     pub fn path(&self) -> Option<&str> {
         self.mapping.path()
     }
 
-    /// Where its slots begin, at [`path`](Self::path). Zeros may follow the last one.
+    /// The position in the file at [`path`](Self::path) where the slots begin. Zeros may follow the last one.
     #[must_use]
     pub const fn first_slot_at(&self) -> usize {
         self.header.header_bytes
     }
 
-    /// What its creator wished and could not have: the memory of a node.
+    /// Says that the memory of a NUMA node, which the creator of the plane wished for, could not be had.
     #[must_use]
     pub fn warning(&self) -> Option<&str> {
         self.mapping.warning()
@@ -95,7 +96,7 @@ impl Plane {
         self.header.slot_bytes
     }
 
-    /// Of the geometry it was made for.
+    /// Fingerprint of the geometry that the plane was made for.
     #[must_use]
     pub const fn fingerprint(&self) -> &Fingerprint {
         &self.header.fingerprint

@@ -22,7 +22,7 @@ pub fn prefault(region: Region, threads: usize, node: Option<u32>) -> Result<()>
     let outcomes = std::thread::scope(|scope| {
         let populate = |from: usize| {
             let bytes = share.min(end - from);
-            let first = Part(base.with_addr(from));
+            let first = PrefaultPart(base.with_addr(from));
             let populate = move || {
                 // A wish, as the node of a plane is.
                 #[cfg(target_os = "linux")]
@@ -61,12 +61,12 @@ pub fn prefault(region: Region, threads: usize, node: Option<u32>) -> Result<()>
 }
 
 /// Where a thread begins.
-struct Part(*mut u8);
+struct PrefaultPart(*mut u8);
 
 // SAFETY: an address within a region, which any thread may touch.
-unsafe impl Send for Part {}
+unsafe impl Send for PrefaultPart {}
 
-impl Part {
+impl PrefaultPart {
     fn populate(self, bytes: usize, page: usize) -> io::Result<()> {
         #[cfg(target_os = "linux")]
         {

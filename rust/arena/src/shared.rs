@@ -15,7 +15,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use hybrid_pages::error::{Cause, Error, Result};
 use hybrid_pages::geometry::Geometry;
 
-use crate::header::Header;
+use crate::header::PlaneHeader;
 
 /// The file of a mapping. Its creator keeps the descriptor open: that is what its path names.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ pub(crate) fn create(total: usize, huge_pages: bool) -> Result<(MmapRaw, SharedF
 }
 
 /// The file at a path, once its size, header and seals are what they must be.
-pub(crate) fn open(path: &str, geometry: &Geometry) -> Result<(MmapRaw, SharedFile, Header)> {
+pub(crate) fn open(path: &str, geometry: &Geometry) -> Result<(MmapRaw, SharedFile, PlaneHeader)> {
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => Error::arena(Cause::new(
             format!(
@@ -72,7 +72,7 @@ pub(crate) fn open(path: &str, geometry: &Geometry) -> Result<(MmapRaw, SharedFi
     let file = options.open(path).map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
     let size = metadata.len();
-    if !metadata.is_file() || size < Header::ENCODED_BYTES as u64 {
+    if !metadata.is_file() || size < PlaneHeader::ENCODED_BYTES as u64 {
         return Err(Error::arena(format!(
             "{path}: expected a plane with its header, found {}",
             if metadata.is_file() {
@@ -82,9 +82,9 @@ pub(crate) fn open(path: &str, geometry: &Geometry) -> Result<(MmapRaw, SharedFi
             }
         )));
     }
-    let mut bytes = [0; Header::ENCODED_BYTES];
+    let mut bytes = [0; PlaneHeader::ENCODED_BYTES];
     file.read_exact_at(&mut bytes, 0).map_err(failed)?;
-    let header = Header::decode(&bytes, geometry)?;
+    let header = PlaneHeader::decode(&bytes, geometry)?;
     if header.total_bytes().map(|total| total as u64) != Some(size) {
         return Err(Error::arena(format!(
             "{path}: expected {} slots of {} bytes after {} bytes of header, found {size} \

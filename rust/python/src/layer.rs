@@ -1,6 +1,6 @@
 //! Where an engine's blocks lie.
 
-use hybrid_pages::transfer::{LayerMap, Region, Run};
+use hybrid_pages::transfer::{ByteRun, LayerMap, Region};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -32,7 +32,7 @@ impl PyLayerMap {
         let region = unsafe { Region::new(address, nbytes.0) }.map_err(to_py)?;
         let run = |run: &Bound<'_, PyTuple>| {
             let (offset, length): (Whole, Whole) = sized("run", run, 2)?.extract()?;
-            Ok(Run {
+            Ok(ByteRun {
                 offset: offset.0,
                 length: length.0,
             })

@@ -7,7 +7,7 @@ use crate::transfer_support;
 
 use cuda_support::{Load, Plain, Store, WAYS, Way, options, until};
 use hybrid_pages::ids::ClassKind;
-use hybrid_pages::transfer::{Engine, LayerMap, Layout, Run};
+use hybrid_pages::transfer::{ByteRun, Engine, LayerMap, Layout};
 use hybrid_pages_arena::Arena;
 use hybrid_pages_cuda::engine::CudaEngine;
 use mock_cuda::{Mock, Mode};
@@ -212,7 +212,7 @@ fn a_transfer_longer_than_a_batch_comes_back_whole() {
         let memory = mock.memory(&Dice::new(3).bytes(BLOCKS * 2 * bytes));
         let before = memory.bytes();
         // Distances that differ: nothing folds.
-        let runs = (0..64).map(|run| Run {
+        let runs = (0..64).map(|run| ByteRun {
             offset: run * 48 + (run * run) % 7,
             length: 32,
         });

@@ -8,7 +8,7 @@ use crate::transfer_support;
 
 use cuda_support::{Load, Plain, Store, Way, options};
 use hybrid_pages::ids::ClassKind;
-use hybrid_pages::transfer::{Engine, LayerMap, Layout, Run, Ticket, checksum};
+use hybrid_pages::transfer::{ByteRun, Engine, LayerMap, Layout, Ticket, checksum};
 use hybrid_pages_arena::Arena;
 use hybrid_pages_cuda::engine::{CudaEngine, CudaOptions};
 use mock_cuda::Mock;
@@ -118,7 +118,7 @@ fn nested_and_transposed_runs_come_back_whole() {
                 let mut runs = Vec::new();
                 for half in 0..2 {
                     for head in 0..heads {
-                        runs.extend((0..tokens).map(|token| Run {
+                        runs.extend((0..tokens).map(|token| ByteRun {
                             offset: place(layer, half, head, token),
                             length: bytes_of_head,
                         }));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::ClassKind;
 use hybrid_pages::transfer::{
-    Completion, Direction, Engine, EntryCopy, LayerMap, Layout, Run, Ticket, checksum,
+    ByteRun, Completion, Direction, Engine, EntryCopy, LayerMap, Layout, Ticket, checksum,
 };
 use hybrid_pages_arena::Arena;
 use hybrid_pages_cuda::engine::{CudaEngine, CudaOptions};
@@ -111,7 +111,7 @@ impl Plain {
     }
 
     pub fn layout(geometry: &Arc<Geometry>, memory: &Memory) -> Layout {
-        let run = |offset, length| Run { offset, length };
+        let run = |offset, length| ByteRun { offset, length };
         let map = LayerMap {
             group: 0,
             layer: 0,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::transfer_support::{Dice, Memory, geometry};
 use hybrid_pages::error::{Error, Result};
 use hybrid_pages::ids::ClassKind;
-use hybrid_pages::transfer::{HostEngine, LayerMap, Layout, Region, Run};
+use hybrid_pages::transfer::{ByteRun, HostEngine, LayerMap, Layout, Region};
 use hybrid_pages_arena::Arena;
 
 pub fn map(
@@ -18,7 +18,7 @@ pub fn map(
 ) -> LayerMap {
     let runs = runs
         .iter()
-        .map(|&(offset, length)| Run { offset, length })
+        .map(|&(offset, length)| ByteRun { offset, length })
         .collect();
     LayerMap {
         group,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::{ClassKind, SlotId};
 use hybrid_pages::transfer::{
-    Direction, Engine, EntryCopy, LayerMap, Layout, Region, Run, SlotMemory, checksum,
+    ByteRun, Direction, Engine, EntryCopy, LayerMap, Layout, Region, SlotMemory, checksum,
 };
 use hybrid_pages_arena::Arena;
 
@@ -117,13 +117,13 @@ fn groups_of_blocks(geometry: &Geometry, class: usize) -> impl Iterator<Item = u
     geometry.classes()[class].groups.iter().flat_map(of)
 }
 
-fn random_runs(dice: &mut Dice, bytes: usize, from: usize) -> (Vec<Run>, usize) {
+fn random_runs(dice: &mut Dice, bytes: usize, from: usize) -> (Vec<ByteRun>, usize) {
     // One run, or equal ones at equal distances: a CUDA engine folds what repeats.
     let count = 1 + dice.roll(6);
     if bytes.is_multiple_of(count) && dice.roll(2) == 0 {
         let length = bytes / count;
         let distance = length + dice.roll(3);
-        let runs = (0..count).map(|index| Run {
+        let runs = (0..count).map(|index| ByteRun {
             offset: from + index * distance,
             length,
         });
@@ -141,7 +141,7 @@ fn random_runs(dice: &mut Dice, bytes: usize, from: usize) -> (Vec<Run>, usize) 
         dice.shuffle(&mut order);
     }
     let mut runs = vec![
-        Run {
+        ByteRun {
             offset: 0,
             length: 0
         };
@@ -150,7 +150,7 @@ fn random_runs(dice: &mut Dice, bytes: usize, from: usize) -> (Vec<Run>, usize) 
     let mut at = from;
     for index in order {
         at += if dice.roll(2) == 0 { 0 } else { dice.roll(5) };
-        runs[index] = Run {
+        runs[index] = ByteRun {
             offset: at,
             length: lengths[index],
         };

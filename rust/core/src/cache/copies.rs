@@ -2,7 +2,7 @@
 
 use hashbrown::HashMap;
 
-use super::prefix_pins::Pinned;
+use super::prefix_pins::PinSet;
 use super::tier_pins::TierPin;
 use crate::ids::EntryId;
 use crate::slab::Slab;
@@ -30,8 +30,8 @@ pub(super) struct RunningCopy {
 
 /// Copies that end together what is pinned for them.
 #[derive(Debug)]
-struct CopyBatch {
-    pinned: Pinned,
+struct PendingBatch {
+    pinned: PinSet,
     /// Copies that have not ended, and one until all were started.
     left: u32,
 }
@@ -41,7 +41,7 @@ struct CopyBatch {
 pub(super) struct Copies {
     started: u64,
     running: HashMap<CopyId, RunningCopy>,
-    batches: Slab<CopyBatch>,
+    batches: Slab<PendingBatch>,
 }
 
 impl Default for Copies {
@@ -56,8 +56,8 @@ impl Default for Copies {
 
 impl Copies {
     /// Opens a batch. It ends with the last of its copies, after [`leave`](Self::leave).
-    pub(super) fn open(&mut self, pinned: Pinned) -> u32 {
-        self.batches.insert(CopyBatch { pinned, left: 1 })
+    pub(super) fn open(&mut self, pinned: PinSet) -> u32 {
+        self.batches.insert(PendingBatch { pinned, left: 1 })
     }
 
     /// Adds to what is pinned for a batch entries that hang from none of it: the deepest first.
@@ -101,7 +101,7 @@ impl Copies {
 
     /// One copy of a batch ended, or all of them were started. With the last one the batch ends: returns what was
     /// pinned for it.
-    pub(super) fn leave(&mut self, batch: u32) -> Option<Pinned> {
+    pub(super) fn leave(&mut self, batch: u32) -> Option<PinSet> {
         let record = self.batches.get_mut(batch);
         record.left -= 1;
         (record.left == 0).then(|| self.batches.remove(batch).pinned)

@@ -1,7 +1,7 @@
 //! Lookups, and what a read lease pins.
 
 use super::entry::LeaseEntry;
-use super::prefix_pins::Pinned;
+use super::prefix_pins::PinSet;
 use super::queries::PORTION;
 use super::state::CacheState;
 use crate::error::Result;
@@ -17,7 +17,7 @@ pub(super) struct ReadSet {
     /// As many of these as were [described](CacheState::describe_more).
     pub(super) entries: Vec<LeaseEntry>,
     /// Everything that the hit needs.
-    pub(super) pinned: Pinned,
+    pub(super) pinned: PinSet,
 }
 
 /// How many leading blocks have a page, of so many: it is there only with those before it, and most often all are.
@@ -74,7 +74,7 @@ impl CacheState {
         Ok(Some(self.read_set(
             hit.blocks,
             loads,
-            Pinned::entries(needed),
+            PinSet::entries(needed),
         )))
     }
 
@@ -83,7 +83,7 @@ impl CacheState {
         &self,
         blocks: usize,
         loads: Vec<(usize, EntryId)>,
-        pinned: Pinned,
+        pinned: PinSet,
     ) -> ReadSet {
         let mut read = ReadSet {
             blocks,

@@ -9,7 +9,7 @@
 use hashbrown::HashSet;
 
 use super::copies::CopyDirection;
-use super::prefix_pins::Pinned;
+use super::prefix_pins::PinSet;
 use super::queries::PORTION;
 use super::reserve::Reservation;
 use super::state::CacheState;
@@ -25,11 +25,11 @@ pub(super) struct Unoffered {
 
 /// How a tier stands to a prefix.
 enum Lack {
-    /// It has the prefix up to this page, if any of it, and lacks these behind that: the deepest first.
+    /// The tier has the prefix up to this page, if any of it, and lacks these behind that: the deepest first.
     Behind(Option<EntryId>, Vec<EntryId>),
-    /// It has passed over what comes before these.
+    /// The tier has passed over what comes before these.
     PassedOver(Vec<EntryId>),
-    /// It can't have what is deeper now.
+    /// The tier can't have what is deeper now.
     Never,
 }
 
@@ -80,7 +80,7 @@ impl CacheState {
 
     /// Offers what was just published, and the prefix that it extends, to every tier below. `pinned`: what the caller
     /// pins of it, once; the pins end with the copies. `written`: what is new, shallow first.
-    fn write_behind(&mut self, pinned: Pinned, written: &[EntryId]) {
+    fn write_behind(&mut self, pinned: PinSet, written: &[EntryId]) {
         if !self.tiers.has_lower() {
             self.unpin_all(pinned);
             return;
@@ -254,7 +254,7 @@ impl CacheState {
             !tiers.without(entry.members.with(entry.copying)).is_empty()
         };
         if found.iter().any(lacks) {
-            let mut pinned = Pinned::entries(found);
+            let mut pinned = PinSet::entries(found);
             if let Some(page) = first.filter(|_| from > 0) {
                 self.add_prefix(&mut pinned, page, from);
             }
@@ -270,7 +270,7 @@ impl CacheState {
 
     /// Offers entries of consecutive blocks to some tiers below, without waiting for anything. `pinned`: those, pinned
     /// once by the caller; the pins end with the copies.
-    fn offer_all(&mut self, pinned: Pinned, tiers: Places) {
+    fn offer_all(&mut self, pinned: PinSet, tiers: Places) {
         let entries = pinned.entries.clone();
         let batch = self.copies.open(pinned);
         for tier in self.tiers.below_host().filter(|&tier| tiers.has(tier)) {

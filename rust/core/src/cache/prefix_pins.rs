@@ -20,14 +20,14 @@ pub(super) struct PrefixPin {
 
 /// What somebody pins in the host.
 #[derive(Debug, Default)]
-pub(super) struct Pinned {
+pub(super) struct PinSet {
     /// In the order in which pins end: the deepest first.
     pub(super) entries: Vec<EntryId>,
     /// The page among them that is pinned instead of the prefix that it ends.
     pub(super) prefix: Option<PrefixPin>,
 }
 
-impl Pinned {
+impl PinSet {
     /// Entries without a prefix that one of them stands for.
     pub(super) const fn entries(entries: Vec<EntryId>) -> Self {
         Self {

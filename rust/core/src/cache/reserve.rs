@@ -3,14 +3,14 @@
 use std::cmp::Reverse;
 
 use super::entry::{LeaseEntry, Skipped};
-use super::prefix_pins::{Pinned, PrefixPin};
+use super::prefix_pins::{PinSet, PrefixPin};
 use super::state::CacheState;
 use super::tenants::Full;
 use super::write_order::{Wanted, units, write_order};
 use crate::error::{Error, Result};
 use crate::ids::{EntryId, NamespaceId, NodeId, PrefixKey};
 use crate::policy::Hints;
-use crate::prefix::{Boundary, IndexCell, boundary_name};
+use crate::prefix::{IndexBoundary, IndexCell, boundary_name};
 use crate::slot::HOST;
 
 /// Entries of a prefix with where they are.
@@ -24,7 +24,7 @@ pub(super) struct Reservation {
     /// The written entries as the lease shows them.
     pub(super) entries: Vec<LeaseEntry>,
     /// The written entries and the prefix that they extend.
-    pub(super) pinned: Pinned,
+    pub(super) pinned: PinSet,
     pub(super) skipped: Skipped,
 }
 
@@ -45,16 +45,16 @@ fn not_below(entry: usize, what: &str, limit: usize, why: &str, found: usize) ->
 /// The end of a prefix: its boundaries from `first` on.
 struct PrefixPath {
     first: usize,
-    boundaries: Vec<Boundary>,
+    boundaries: Vec<IndexBoundary>,
 }
 
 impl PrefixPath {
-    fn at(&self, block: usize) -> Boundary {
+    fn at(&self, block: usize) -> IndexBoundary {
         self.boundaries[block - self.first]
     }
 
     fn set(&mut self, block: usize, node: NodeId) {
-        self.boundaries[block - self.first] = Boundary::Known(node);
+        self.boundaries[block - self.first] = IndexBoundary::Known(node);
     }
 
     fn iter(&self) -> impl Iterator<Item = (usize, Option<NodeId>)> {
@@ -163,7 +163,7 @@ impl CacheState {
         Ok(Reservation {
             written,
             entries: Vec::new(),
-            pinned: Pinned { entries, prefix },
+            pinned: PinSet { entries, prefix },
             skipped,
         })
     }
@@ -343,7 +343,7 @@ impl CacheState {
                 let parent = before.and_then(|block| path.at(block).known());
                 let key = &keys[at.block];
                 let node = match path.at(at.block) {
-                    Boundary::Unknown(hash) => self.index.add_hashed(
+                    IndexBoundary::Unknown(hash) => self.index.add_hashed(
                         parent,
                         at.block,
                         namespace,
@@ -351,7 +351,7 @@ impl CacheState {
                         hash,
                         &mut self.announced,
                     ),
-                    Boundary::Known(_) => self.known_or_new(parent, at.block, namespace, key),
+                    IndexBoundary::Known(_) => self.known_or_new(parent, at.block, namespace, key),
                 };
                 path.set(at.block, node);
                 let id = match self.index.cell(node, at.class).entry() {

@@ -9,7 +9,7 @@ use super::classes::Classes;
 use super::config::CacheConfig;
 use super::copies::Copies;
 use super::entry::{LeaseEntry, Slots};
-use super::prefix_pins::{Pinned, PrefixPin, PrefixPins};
+use super::prefix_pins::{PinSet, PrefixPin, PrefixPins};
 use super::restoring::Restoring;
 use super::stats::{Stats, TierStats};
 use super::tenants::Tenants;
@@ -235,13 +235,13 @@ impl CacheState {
     }
 
     /// Pins entries of the host, and the prefix that one of them stands for.
-    pub(super) fn pin_all(&mut self, pinned: &Pinned) {
+    pub(super) fn pin_all(&mut self, pinned: &PinSet) {
         self.prefix_pins.pin(pinned.prefix);
         self.pin(&pinned.entries);
     }
 
     /// Ends what [`pin_all`](Self::pin_all) has pinned.
-    pub(super) fn unpin_all(&mut self, pinned: Pinned) {
+    pub(super) fn unpin_all(&mut self, pinned: PinSet) {
         self.prefix_pins.unpin(pinned.prefix);
         self.unpin(&pinned.entries);
     }
@@ -258,7 +258,7 @@ impl CacheState {
 
     /// Adds to `pinned`, which ends with what hangs from a page of the host, the prefix that this page ends: as a
     /// prefix pin where the policy protects what the page stands on, and page by page otherwise.
-    pub(super) fn add_prefix(&self, pinned: &mut Pinned, page: EntryId, block: usize) {
+    pub(super) fn add_prefix(&self, pinned: &mut PinSet, page: EntryId, block: usize) {
         if self.protects(HOST, page) {
             pinned.prefix = Some(self.prefix_pin(page, block));
         } else {

@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 
 use crate::ids::{EntryId, NodeId, TenantId};
 use crate::slab::Slab;
-use crate::slot::Entry;
+use crate::slot::EntryRecord;
 
 /// One tenant that has slots.
 #[derive(Debug)]
@@ -169,7 +169,7 @@ impl Tenants {
     /// known.
     pub(super) fn audit<'a>(
         &self,
-        entries: impl Iterator<Item = (EntryId, &'a Entry)>,
+        entries: impl Iterator<Item = (EntryId, &'a EntryRecord)>,
         name_of: impl Fn(NodeId) -> u64,
     ) -> Option<String> {
         let mut found: HashMap<TenantId, (u64, u64)> = HashMap::new();

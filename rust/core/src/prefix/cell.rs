@@ -1,4 +1,4 @@
-//! What the index keeps of one entry: its id, and where its bytes are whole.
+//! Cells: what the index keeps of one entry, which is its id and where its bytes are whole.
 
 use crate::ids::EntryId;
 use crate::slot::Places;
@@ -59,9 +59,9 @@ impl IndexCell {
 /// The answer of an entry that is asked to leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// It wasn't where it was asked to leave, and so nothing that hangs from it is.
+    /// The entry wasn't where it was asked to leave, and so nothing that hangs from it is.
     Elsewhere,
-    /// It goes on with less.
+    /// The entry stays, in fewer places.
     Stays(IndexCell),
     /// The index forgets it. `known`: as long as the boundary stays, it is known that a whole entry was here.
     Gone { known: bool },

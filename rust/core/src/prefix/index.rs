@@ -15,13 +15,13 @@ use crate::slab::Slab;
 
 /// A boundary of a prefix.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Boundary {
+pub(crate) enum IndexBoundary {
     Known(NodeId),
-    /// With the hash of its name, for [`PrefixIndex::add_hashed`].
+    /// An unknown boundary, with the hash of its name for [`PrefixIndex::add_hashed`].
     Unknown(u64),
 }
 
-impl Boundary {
+impl IndexBoundary {
     pub(crate) const fn known(self) -> Option<NodeId> {
         match self {
             Self::Known(node) => Some(node),
@@ -82,7 +82,7 @@ pub(crate) struct PrefixIndex {
     /// Told of every boundary that comes and goes.
     pub(crate) namespaces: Namespaces,
     nodes: Slab<PrefixNode>,
-    /// Of node `n` and class `c`: at `n * classes + c`. Beside the nodes, so that any number of
+    /// The cell of node `n` and class `c` is at `n * classes + c`. Beside the nodes, so that any number of
     /// classes costs no more than it needs.
     cells: Vec<IndexCell>,
     table: HashTable<u32>,
@@ -123,14 +123,16 @@ impl PrefixIndex {
         parent: Option<NodeId>,
         namespace: NamespaceId,
         key: &PrefixKey,
-    ) -> Boundary {
+    ) -> IndexBoundary {
         let first = parent.map(|parent| self.nodes.get(parent.0).child);
         if let Some(at) = first.filter(|&at| at != NIL && self.is(at, namespace, key)) {
-            return Boundary::Known(NodeId(at));
+            return IndexBoundary::Known(NodeId(at));
         }
         let hash = self.hash(namespace, key);
         let found = self.table.find(hash, |&at| self.is(at, namespace, key));
-        found.map_or(Boundary::Unknown(hash), |&at| Boundary::Known(NodeId(at)))
+        found.map_or(IndexBoundary::Unknown(hash), |&at| {
+            IndexBoundary::Known(NodeId(at))
+        })
     }
 
     fn hash(&self, namespace: NamespaceId, key: &PrefixKey) -> u64 {
@@ -211,18 +213,18 @@ impl PrefixIndex {
         keys: &[PrefixKey],
         tip: Option<NodeId>,
         first: usize,
-    ) -> Result<Vec<Boundary>> {
+    ) -> Result<Vec<IndexBoundary>> {
         let chained = self.roles.attention.is_some();
         let first = tip.map_or(first, |node| self.boundary_block(node) + 1);
         let mut path = Vec::with_capacity(1 + keys.len() - first);
-        path.extend(tip.map(Boundary::Known));
+        path.extend(tip.map(IndexBoundary::Known));
         let mut parent = tip;
         let mut unknown = HashTable::new();
         for (block, key) in keys.iter().enumerate().skip(first) {
             let boundary = self.boundary_after(parent, namespace, key);
             let fits = match boundary {
-                Boundary::Known(node) => self.follows(node.0, parent, block),
-                Boundary::Unknown(hash) => {
+                IndexBoundary::Known(node) => self.follows(node.0, parent, block),
+                IndexBoundary::Unknown(hash) => {
                     let hash_of = |&at: &usize| self.hash(namespace, &keys[at]);
                     unknown.reserve(keys.len() - block, hash_of);
                     let is_new = unknown.find(hash, |&at| keys[at] == *key).is_none();
@@ -254,7 +256,7 @@ impl PrefixIndex {
         self.add_hashed(parent, block, namespace, key, hash, observer)
     }
 
-    /// Adds a boundary as [`add`](Self::add) does, with the hash that [`Boundary::Unknown`] has of it.
+    /// Adds a boundary as [`add`](Self::add) does, with the hash that [`IndexBoundary::Unknown`] has of it.
     pub(crate) fn add_hashed(
         &mut self,
         parent: Option<NodeId>,

@@ -15,6 +15,6 @@ mod roles;
 pub use boundary::boundaries;
 pub(crate) use boundary::boundary_name;
 pub(crate) use cell::{Fate, IndexCell};
-pub(crate) use index::{Boundary, Observer, PrefixIndex};
+pub(crate) use index::{IndexBoundary, Observer, PrefixIndex};
 pub use joint::{Hit, Missing};
 pub(crate) use roles::Roles;

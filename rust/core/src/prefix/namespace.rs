@@ -14,7 +14,7 @@ const SMALL: usize = 64;
 const KNOWN: &str = "a namespace is known while it is held or has a boundary";
 
 #[derive(Debug)]
-struct Record {
+struct NamespaceRecord {
     identity: Arc<[u8]>,
     seed: u64,
     /// A hash of the tenant's name.
@@ -26,7 +26,7 @@ struct Record {
     retired: bool,
 }
 
-impl Record {
+impl NamespaceRecord {
     const fn is_idle(&self) -> bool {
         self.holds == 0 && self.nodes == 0
     }
@@ -37,7 +37,7 @@ impl Record {
 #[derive(Debug, Default)]
 pub(crate) struct Namespaces {
     ids: HashMap<Arc<[u8]>, NamespaceId>,
-    records: HashMap<NamespaceId, Record>,
+    records: HashMap<NamespaceId, NamespaceRecord>,
     /// Numbers given so far; the next one.
     given: u64,
     identity_bytes: usize,
@@ -64,7 +64,7 @@ impl Namespaces {
         self.given += 1;
         let identity: Arc<[u8]> = identity.into();
         self.identity_bytes += identity.len();
-        let record = Record {
+        let record = NamespaceRecord {
             identity: Arc::clone(&identity),
             seed: xxh3_64(&identity),
             tenant,
@@ -115,7 +115,7 @@ impl Namespaces {
         self.known(id).retired
     }
 
-    fn known(&self, id: NamespaceId) -> &Record {
+    fn known(&self, id: NamespaceId) -> &NamespaceRecord {
         self.records.get(&id).expect(KNOWN)
     }
 
@@ -129,7 +129,7 @@ impl Namespaces {
         ))
     }
 
-    fn record(&mut self, id: NamespaceId) -> &mut Record {
+    fn record(&mut self, id: NamespaceId) -> &mut NamespaceRecord {
         self.records.get_mut(&id).expect(KNOWN)
     }
 

@@ -7,7 +7,7 @@ use crate::slab::Slab;
 
 /// One page or checkpoint.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct EntryRecord {
     pub(crate) class: usize,
     /// Where the index knows it; `None` once it was dropped from there and only leases keep it.
     pub(crate) home: Option<NodeId>,
@@ -25,7 +25,7 @@ pub(crate) struct Entry {
     pub(crate) again: bool,
 }
 
-impl Entry {
+impl EntryRecord {
     /// Number of slots that it owns.
     #[inline]
     pub(crate) fn slots_len(&self) -> u32 {
@@ -36,11 +36,11 @@ impl Entry {
 /// All entries, each with one checksum per rank, or with none at all.
 #[derive(Debug)]
 pub(crate) struct EntryTable {
-    entries: Slab<Entry>,
+    entries: Slab<EntryRecord>,
     checksums: Vec<u64>,
-    /// Of each entry: whether its checksums are known.
+    /// For each entry, whether its checksums are known.
     hashed: Vec<bool>,
-    /// Of each entry: tiers below that passed it over, or a page that it stands on.
+    /// For each entry, the tiers below that passed over it, or a page that it hangs from.
     passed_over: Vec<Places>,
     ranks: usize,
 }
@@ -62,7 +62,7 @@ impl EntryTable {
 
     /// Adds an entry that no tier has yet; without a home, one that no lookup will see.
     pub(crate) fn insert(&mut self, class: usize, home: impl Into<Option<NodeId>>) -> EntryId {
-        let entry = Entry {
+        let entry = EntryRecord {
             class,
             home: home.into(),
             pins: 0,
@@ -89,12 +89,12 @@ impl EntryTable {
     }
 
     /// An entry by id.
-    pub(crate) fn get(&self, id: EntryId) -> &Entry {
+    pub(crate) fn get(&self, id: EntryId) -> &EntryRecord {
         self.entries.get(id.0)
     }
 
     /// An entry by id, to change.
-    pub(crate) fn get_mut(&mut self, id: EntryId) -> &mut Entry {
+    pub(crate) fn get_mut(&mut self, id: EntryId) -> &mut EntryRecord {
         self.entries.get_mut(id.0)
     }
 
@@ -129,7 +129,7 @@ impl EntryTable {
     }
 
     /// Every entry.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (EntryId, &Entry)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (EntryId, &EntryRecord)> {
         self.entries.iter().map(|(id, entry)| (EntryId(id), entry))
     }
 
@@ -148,6 +148,6 @@ mod tests {
 
     #[test]
     fn places_cost_no_memory() {
-        assert_eq!(size_of::<Option<Entry>>(), 40);
+        assert_eq!(size_of::<Option<EntryRecord>>(), 40);
     }
 }

@@ -4,6 +4,6 @@ mod entries;
 mod places;
 mod pool;
 
-pub(crate) use entries::{Entry, EntryTable};
+pub(crate) use entries::{EntryRecord, EntryTable};
 pub(crate) use places::{HOST, Places};
 pub(crate) use pool::{SlotPool, SlotSet};

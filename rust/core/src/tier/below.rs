@@ -21,12 +21,12 @@ pub struct CopyEnd {
     pub result: Result<Vec<u64>>,
 }
 
-/// What a tier knows of an entry that this cache has not put there.
+/// The answer of a tier that is asked for an entry which this cache has not put there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
-    /// It is there, with these checksums, one per rank.
+    /// The entry is there, with these checksums, one per rank.
     Here(Vec<u64>),
-    /// It is not there, as far as the tier knows.
+    /// The entry is not there, as far as the tier knows.
     Absent,
     /// The tier asks somebody: a later lookup will know. If it is a page, or there are none, it is asked about the
     /// rest of the prompt, too, so that it can put all questions in one. What it has of that counts later.

@@ -12,12 +12,12 @@ use crate::guarded::lock;
 /// The transfers of one engine that run, and those that ended since the last poll.
 #[derive(Debug, Default)]
 pub(super) struct Board {
-    state: Mutex<State>,
+    state: Mutex<BoardState>,
     ended: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct BoardState {
     issued: u64,
     running: BTreeSet<Ticket>,
     completions: Vec<Completion>,
@@ -48,7 +48,7 @@ impl Board {
         self.ended.notify_all();
     }
 
-    /// Those that ended since the last poll, each once.
+    /// The transfers that ended since the last poll, each once.
     pub(super) fn poll(&self) -> Vec<Completion> {
         std::mem::take(&mut lock(&self.state).completions)
     }
@@ -93,9 +93,9 @@ impl Board {
 
     fn pause<'a>(
         &self,
-        state: MutexGuard<'a, State>,
+        state: MutexGuard<'a, BoardState>,
         at_most: Option<Duration>,
-    ) -> MutexGuard<'a, State> {
+    ) -> MutexGuard<'a, BoardState> {
         match at_most {
             Some(left) => match self.ended.wait_timeout(state, left) {
                 Ok((state, _)) => state,

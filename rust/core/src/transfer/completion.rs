@@ -16,21 +16,21 @@ impl fmt::Display for Ticket {
 /// How a transfer ended.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Completion {
-    /// Which transfer.
+    /// The transfer that ended.
     pub ticket: Ticket,
-    /// Why it failed. Of a load: what its blocks hold now is of no use, also if its checksums were wrong.
+    /// Why the transfer failed; after a load that failed, also by wrong checksums, the blocks hold nothing of use.
     pub error: Option<String>,
     /// Bytes that are whole where they were to go: all of them or, after a failure, none.
     pub bytes: usize,
-    /// From its submission to its end.
+    /// Time from the submission to the end.
     pub seconds: f64,
-    /// Of a store that succeeded: this rank's shard of each entry, in order. None at all from an engine that
+    /// Checksums of this rank's shard of each entry, in order, after a store that succeeded; empty from an engine that
     /// computes none.
     pub checksums: Vec<u64>,
 }
 
 impl Completion {
-    /// Of a transfer that began then and came to nothing.
+    /// The end of a transfer that failed; it began at `started`.
     #[must_use]
     pub fn failed(ticket: Ticket, started: Instant, error: String) -> Self {
         Self {

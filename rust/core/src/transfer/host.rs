@@ -10,7 +10,7 @@ use crate::error::{Cause, Error, Result};
 
 use super::completion::Ticket;
 use super::engine::Engine;
-use super::job::{Job, Message, Shared};
+use super::job::{JobMessage, JobShared, TransferJob};
 use super::layout::Layout;
 use super::plan::{Direction, EntryCopy};
 use super::region::SlotMemory;
@@ -20,10 +20,10 @@ use hybrid_pages_tiles::CopyPath;
 
 /// Copies between host memory and an arena. Dropping it waits for the transfers in flight.
 pub struct HostEngine {
-    shared: Arc<Shared>,
+    shared: Arc<JobShared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// What the threads have not begun.
-    messages: Receiver<Message>,
+    messages: Receiver<JobMessage>,
 }
 
 impl HostEngine {
@@ -62,7 +62,7 @@ impl HostEngine {
             )));
         }
         let (queue, messages) = unbounded();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(JobShared {
             transfers,
             queue,
             threads,
@@ -88,7 +88,7 @@ impl Engine for HostEngine {
 
     fn submit(&self, direction: Direction, entries: Vec<EntryCopy>) -> Result<Ticket> {
         let plan = self.transfers().plan(direction, entries)?;
-        Job::start(Arc::clone(&self.shared), plan)
+        TransferJob::start(Arc::clone(&self.shared), plan)
     }
 
     /// Waits by copying, as long as there is something that no thread has begun: a small transfer ends before
@@ -100,9 +100,9 @@ impl Engine for HostEngine {
             && let Ok(message) = self.messages.try_recv()
         {
             match message {
-                Message::Work(job) => job.run(until),
-                Message::Stop => {
-                    self.shared.tell(Message::Stop);
+                JobMessage::Work(job) => job.run(until),
+                JobMessage::Stop => {
+                    self.shared.tell(JobMessage::Stop);
                     break;
                 }
             }
@@ -115,7 +115,7 @@ impl Engine for HostEngine {
         self.transfers().close(|| {
             let threads = std::mem::take(&mut *lock(&self.threads));
             for _ in &threads {
-                self.shared.tell(Message::Stop);
+                self.shared.tell(JobMessage::Stop);
             }
             for thread in threads {
                 let left = thread.join();
@@ -135,9 +135,9 @@ impl Drop for HostEngine {
     }
 }
 
-fn spawn(index: usize, messages: Receiver<Message>) -> Result<JoinHandle<()>> {
+fn spawn(index: usize, messages: Receiver<JobMessage>) -> Result<JoinHandle<()>> {
     let copy = move || {
-        while let Ok(Message::Work(job)) = messages.recv() {
+        while let Ok(JobMessage::Work(job)) = messages.recv() {
             job.run(None);
         }
     };

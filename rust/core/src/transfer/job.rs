@@ -14,24 +14,24 @@ use super::transfers::Transfers;
 use crate::guarded::{lock, panic_message};
 use hybrid_pages_tiles::{CopyPath, TILE_BYTES, Tile, combine, fence};
 
-/// What a thread takes at a time: small enough that threads end together, large enough that taking it
+/// Bytes that a thread takes at a time: small enough that threads end together, large enough that taking it
 /// costs nothing.
 const STEP_BYTES: usize = 16 * TILE_BYTES;
 /// Waking a thread takes as long as copying so much.
 const WAKE_BYTES: usize = 256 << 10;
 
 /// The things that all jobs of one engine use.
-pub(super) struct Shared {
+pub(super) struct JobShared {
     pub(super) transfers: Transfers,
-    pub(super) queue: Sender<Message>,
+    pub(super) queue: Sender<JobMessage>,
     pub(super) threads: usize,
     /// Whether stores compute checksums.
     pub(super) checksums: bool,
 }
 
-impl Shared {
+impl JobShared {
     /// Gives an order to the thread that takes it first.
-    pub(super) fn tell(&self, message: Message) {
+    pub(super) fn tell(&self, message: JobMessage) {
         // Its receiver is kept as long.
         let told = self.queue.send(message);
         debug_assert!(told.is_ok(), "the engine outlives its orders");
@@ -39,26 +39,26 @@ impl Shared {
 }
 
 /// An order to a copy thread.
-pub(super) enum Message {
-    Work(Arc<Job>),
+pub(super) enum JobMessage {
+    Work(Arc<TransferJob>),
     Stop,
 }
 
 /// Threads work on a job together, a step at a time. A byte that is hashed is read once, and the same byte
 /// is written: a store's checksum is of the bytes in the slots, and a verified load reports bytes that are
 /// not those that left the engine after it has written them.
-pub(super) struct Job {
-    shared: Arc<Shared>,
+pub(super) struct TransferJob {
+    shared: Arc<JobShared>,
     ticket: Ticket,
     plan: Plan,
     path: &'static CopyPath,
     started: Instant,
-    steps: Vec<Step>,
-    /// The first step that nobody has taken.
+    steps: Vec<JobStep>,
+    /// Index of the first step that nobody has taken.
     next: AtomicUsize,
     /// Threads told to work on it that have not left it.
     workers: AtomicUsize,
-    /// Of each entry that is hashed: the digest of each tile.
+    /// For each entry that is hashed, the digest of each tile.
     digests: Vec<Vec<AtomicU64>>,
     failed: AtomicBool,
     failure: Mutex<Option<String>>,
@@ -66,13 +66,13 @@ pub(super) struct Job {
 
 /// Bytes of an entry, from the start of a tile on.
 #[derive(Clone)]
-struct Step {
+struct JobStep {
     entry: usize,
     range: Range<usize>,
 }
 
-impl Job {
-    pub(super) fn start(shared: Arc<Shared>, plan: Plan) -> crate::error::Result<Ticket> {
+impl TransferJob {
+    pub(super) fn start(shared: Arc<JobShared>, plan: Plan) -> crate::error::Result<Ticket> {
         let started = Instant::now();
         let ticket = shared.transfers.start()?;
         let mut job = Self {
@@ -94,7 +94,8 @@ impl Job {
             bytes += shard;
             let starts = (0..shard).step_by(STEP_BYTES);
             let ranges = starts.map(|start| start..shard.min(start + STEP_BYTES));
-            job.steps.extend(ranges.map(|range| Step { entry, range }));
+            job.steps
+                .extend(ranges.map(|range| JobStep { entry, range }));
             let tiles = if job.is_hashed(entry) {
                 shard.div_ceil(TILE_BYTES)
             } else {
@@ -114,7 +115,7 @@ impl Job {
     pub(super) fn run(self: Arc<Self>, until: Option<Instant>) {
         self.attempt(|| self.take_steps(until));
         if self.is_left() {
-            self.shared.tell(Message::Work(Arc::clone(&self)));
+            self.shared.tell(JobMessage::Work(Arc::clone(&self)));
             return;
         }
         // The last to leave sees what all others did.
@@ -145,7 +146,7 @@ impl Job {
         }
         self.workers.store(workers, Ordering::Release);
         for _ in 0..workers {
-            self.shared.tell(Message::Work(Arc::clone(&self)));
+            self.shared.tell(JobMessage::Work(Arc::clone(&self)));
         }
     }
 
@@ -218,7 +219,7 @@ impl Job {
         taken < self.steps.len() && !self.failed.load(Ordering::Relaxed)
     }
 
-    fn copy(&self, Step { entry, range }: &Step) {
+    fn copy(&self, JobStep { entry, range }: &JobStep) {
         let transfers = &self.shared.transfers;
         let (layout, memory) = (transfers.layout(), transfers.memory());
         let cuts = self.plan.cuts(layout, memory, *entry, range.clone());
@@ -238,7 +239,7 @@ impl Job {
     }
 
     /// # Safety
-    /// Of each move, the source can be read, and the target be written or is null; they do not overlap.
+    /// The source of each move can be read, and its target be written or is null; they do not overlap.
     unsafe fn copy_and_hash(&self, moves: impl Iterator<Item = Move>, digests: &[AtomicU64]) {
         let mut tile = Tile::new(self.path);
         let mut digests = digests.iter();
@@ -308,7 +309,7 @@ mod tests {
     use super::*;
     use crate::geometry::{Dtype, Geometry, Group, Layer, Segment};
     use crate::ids::{ClassKind, SlotId};
-    use crate::transfer::{EntryCopy, LayerMap, Layout, Region, Run, SlotMemory};
+    use crate::transfer::{ByteRun, EntryCopy, LayerMap, Layout, Region, SlotMemory};
 
     #[test]
     fn a_panic_in_a_copy_thread_ends_the_transfer_as_failed() {
@@ -319,7 +320,7 @@ mod tests {
         let mut bytes = [0_u8; 8];
         // SAFETY: nothing is copied.
         let region = unsafe { Region::new(bytes.as_mut_ptr(), 8).unwrap() };
-        let runs = vec![Run {
+        let runs = vec![ByteRun {
             offset: 0,
             length: 8,
         }];
@@ -333,7 +334,7 @@ mod tests {
         let memory = SlotMemory::new(region, 8, 1, *geometry.fingerprint(), Arc::new(())).unwrap();
         let layout = Layout::new(geometry, 0, &[1], &[map]).unwrap();
         let (queue, messages) = crossbeam_channel::unbounded();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(JobShared {
             transfers: Transfers::new(layout, memory, "").unwrap(),
             queue,
             threads: 1,
@@ -349,12 +350,12 @@ mod tests {
             .transfers
             .plan(Direction::Store, vec![entry])
             .unwrap();
-        let ticket = Job::start(Arc::clone(&shared), plan).unwrap();
-        let Ok(Message::Work(job)) = messages.try_recv() else {
+        let ticket = TransferJob::start(Arc::clone(&shared), plan).unwrap();
+        let Ok(JobMessage::Work(job)) = messages.try_recv() else {
             panic!("expected work")
         };
 
-        let wrong = Step {
+        let wrong = JobStep {
             entry: 7,
             range: 0..8,
         };

@@ -7,12 +7,12 @@ use crate::geometry::{Geometry, PageClass};
 
 use super::region::{Region, SlotMemory};
 
-/// A stretch of one layer's block, relative to the block's start.
+/// Adjacent bytes of one layer's block, relative to the block's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Run {
-    /// From the block's start.
+pub struct ByteRun {
+    /// Distance from the block's start, in bytes.
     pub offset: usize,
-    /// In bytes.
+    /// Number of bytes.
     pub length: usize,
 }
 
@@ -26,10 +26,10 @@ pub struct LayerMap {
     pub layer: usize,
     /// The engine's memory; other layers may lie in it, too.
     pub region: Region,
-    /// From a block's start to the next one's.
+    /// Distance from a block's start to the next one's, in bytes.
     pub block_stride: usize,
     /// The block's bytes in payload order.
-    pub runs: Vec<Run>,
+    pub runs: Vec<ByteRun>,
 }
 
 /// Where every layer of a geometry lies on one rank. Bounds hold for every block of a group below the
@@ -47,15 +47,15 @@ pub struct Layout {
 pub struct Span {
     region: Region,
     offset: usize,
-    /// From a block's start to the next one's.
+    /// Distance from a block's start to the next one's, in bytes.
     pub block_stride: usize,
     /// Index of the group in the geometry.
     pub group: usize,
-    /// Which of an entry's block ids applies.
+    /// Which of an entry's block ids names the block.
     pub block: usize,
     /// Position in the rank's shard of the payload.
     pub start: usize,
-    /// In bytes.
+    /// Number of bytes.
     pub length: usize,
 }
 
@@ -65,7 +65,7 @@ impl Span {
         self.start + self.length
     }
 
-    /// The first byte in a block.
+    /// The address of the first byte in a block.
     #[must_use]
     pub fn in_block(&self, block: usize) -> *mut u8 {
         self.region.at(self.offset + block * self.block_stride)
@@ -154,19 +154,19 @@ impl Layout {
         &self.geometry
     }
 
-    /// Whose shard of each entry lies here.
+    /// The rank whose shard of each entry lies here.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Of each group: its block ids are below this.
+    /// For each group, the limit that its block ids are below.
     #[must_use]
     pub fn num_blocks(&self) -> &[usize] {
         &self.num_blocks
     }
 
-    /// Of each of the engine's blocks that an entry of a class takes: its bytes.
+    /// The bytes of each of the engine's blocks that an entry of a class takes.
     pub(super) fn block_bytes(&self, class: usize) -> impl Iterator<Item = usize> + '_ {
         let groups = self.geometry.classes()[class].groups.iter();
         groups.flat_map(|&group| {

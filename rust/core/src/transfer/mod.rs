@@ -20,7 +20,7 @@ pub use crate::guarded::panic_message;
 pub use completion::{Completion, Ticket};
 pub use engine::Engine;
 pub use host::HostEngine;
-pub use layout::{LayerMap, Layout, Run, Span};
+pub use layout::{ByteRun, LayerMap, Layout, Span};
 pub use plan::{Direction, EntryCopy, Piece, Plan, Stretch};
 pub use process::Process;
 pub use region::{Region, SlotMemory};

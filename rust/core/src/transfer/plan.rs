@@ -34,24 +34,24 @@ pub struct EntryCopy {
     pub checksum: Option<u64>,
 }
 
-/// One copy.
+/// One copy of adjacent bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// In the engine's memory.
+    /// Address in the engine's memory.
     pub engine: *mut u8,
-    /// In the arena.
+    /// Address in the arena.
     pub arena: *mut u8,
-    /// In bytes.
+    /// Number of bytes.
     pub length: usize,
 }
 
 /// A [`Piece`], or bytes of a shard that a load leaves out.
 pub(super) struct Cut {
-    /// In the engine's memory; `None` for bytes that are left out.
+    /// Address in the engine's memory; `None` for bytes that are left out.
     pub(super) engine: Option<*mut u8>,
-    /// In the arena.
+    /// Address in the arena.
     pub(super) arena: *mut u8,
-    /// In bytes.
+    /// Number of bytes.
     pub(super) length: usize,
 }
 
@@ -85,19 +85,19 @@ impl Plan {
         Ok(Self { direction, entries })
     }
 
-    /// Which way its bytes move.
+    /// Which way the bytes of the plan move.
     #[must_use]
     pub fn direction(&self) -> Direction {
         self.direction
     }
 
-    /// The entries that it moves.
+    /// The entries that the plan moves.
     #[must_use]
     pub fn entries(&self) -> &[EntryCopy] {
         &self.entries
     }
 
-    /// The bytes that it moves. It must be a plan of this layout.
+    /// The number of bytes that the plan moves. It must be a plan of this layout.
     #[must_use]
     pub fn bytes(&self, layout: &Layout) -> usize {
         let of_entry = |entry: &EntryCopy| {
@@ -127,7 +127,7 @@ impl Plan {
         self.cuts(layout, memory, entry, range).filter_map(piece)
     }
 
-    /// As [`pieces`](Self::pieces), with what is left out.
+    /// The [`pieces`](Self::pieces) of a range, and the bytes in between that a load leaves out.
     pub(super) fn cuts<'a>(
         &'a self,
         layout: &'a Layout,
@@ -204,11 +204,11 @@ impl Plan {
 /// Adjacent bytes of an arena, and where in the rank's shard they belong.
 #[derive(Debug, Clone, Copy)]
 pub struct Stretch {
-    /// In the rank's shard.
+    /// Position in the rank's shard.
     pub position: usize,
-    /// In the arena.
+    /// Address in the arena.
     pub arena: *mut u8,
-    /// In bytes.
+    /// Number of bytes.
     pub length: usize,
 }
 

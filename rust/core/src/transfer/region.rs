@@ -98,7 +98,7 @@ impl SlotMemory {
         })
     }
 
-    /// All slots, one after another.
+    /// The memory of all slots, one after another.
     #[must_use]
     pub fn region(&self) -> Region {
         self.region
@@ -116,7 +116,7 @@ impl SlotMemory {
         self.slots
     }
 
-    /// Of the geometry that the arena was made for.
+    /// Fingerprint of the geometry that the arena was made for.
     #[must_use]
     pub fn fingerprint(&self) -> &Fingerprint {
         &self.fingerprint

@@ -23,7 +23,7 @@ pub struct Transfers {
 }
 
 impl Transfers {
-    /// None yet. `in_a_fork` tells a fork of this process, which has no threads to copy with, what to do.
+    /// No transfers yet. `in_a_fork` tells a fork of this process, which has no threads to copy with, what to do.
     ///
     /// # Errors
     /// [`crate::error::Error::Foreign`] if the arena belongs to another geometry.
@@ -38,13 +38,13 @@ impl Transfers {
         })
     }
 
-    /// Where the blocks lie.
+    /// The layout of the blocks.
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Where the slots lie.
+    /// The memory of the slots.
     #[must_use]
     pub fn memory(&self) -> &SlotMemory {
         &self.memory
@@ -86,12 +86,12 @@ impl Transfers {
         self.board.finish(completion);
     }
 
-    /// As [`Engine::poll`](super::Engine::poll).
+    /// The transfers that ended since the last call: what [`Engine::poll`](super::Engine::poll) answers.
     pub fn poll(&self) -> Vec<Completion> {
         self.board.poll()
     }
 
-    /// As [`Engine::wait`](super::Engine::wait).
+    /// Waits for a transfer, as [`Engine::wait`](super::Engine::wait) does.
     ///
     /// # Errors
     /// [`crate::error::Error::InvalidArgument`] on a ticket that was never given out;

@@ -1,7 +1,7 @@
 //! What a restore pins in tiers below, and reads from there into transient entries.
 
 use super::super::copies::CopyDirection;
-use super::super::prefix_pins::Pinned;
+use super::super::prefix_pins::PinSet;
 use super::super::state::CacheState;
 use super::super::tier_pins::TierPin;
 use crate::ids::{EntryId, EntryKey, NamespaceId};
@@ -52,7 +52,7 @@ impl CacheState {
         entry.slots = Some(self.tiers.host.lend(size));
         entry.pins = 2;
         self.restoring.transients.begin(id);
-        let batch = self.copies.open(Pinned::entries(vec![id]));
+        let batch = self.copies.open(PinSet::entries(vec![id]));
         let through = CopyDirection::Through(source);
         let copy = self.copies.start(id, source.tier, through, batch);
         let slots = self.slots(id);

@@ -5,7 +5,7 @@
 //! never waits for room: it ends where there is none.
 
 use super::super::copies::CopyDirection;
-use super::super::prefix_pins::Pinned;
+use super::super::prefix_pins::PinSet;
 use super::super::queries::PORTION;
 use super::super::state::CacheState;
 use crate::error;
@@ -201,7 +201,7 @@ impl CacheState {
                     Obstacle::NoRoom { room, needed }
                 });
             }
-            batch = Some(self.copies.open(Pinned::entries(there)));
+            batch = Some(self.copies.open(PinSet::entries(there)));
         }
         Ok(Promotion {
             namespace,

@@ -1,6 +1,6 @@
 //! What a restore plans, pins and gives up.
 
-use super::super::prefix_pins::Pinned;
+use super::super::prefix_pins::PinSet;
 use super::super::queries::PORTION;
 use super::super::state::CacheState;
 use super::super::tier_pins::TierPin;
@@ -55,7 +55,7 @@ pub(super) struct Wave {
     /// Those of them that are members of the host.
     pub(super) members: Vec<EntryId>,
     /// What is pinned in the host until the load ends.
-    pub(super) pinned: Pinned,
+    pub(super) pinned: PinSet,
 }
 
 /// An entry that a restore needs, and where the index has it.

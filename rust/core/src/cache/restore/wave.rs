@@ -1,14 +1,14 @@
 //! The waves of a restore, one after another: what a wave reads, and when it can be loaded.
 
 use super::super::lookup::ReadSet;
-use super::super::prefix_pins::Pinned;
+use super::super::prefix_pins::PinSet;
 use super::super::queries::PORTION;
 use super::super::state::CacheState;
 use super::super::tier_pins::TierPin;
 use super::promotion::{Obstacle, PromotionStep};
 use super::task::{LocatedEntry, RestoreProgress, RestoreTask, Wave};
 use crate::ids::{EntryId, NodeId};
-use crate::prefix::{Boundary, IndexCell};
+use crate::prefix::{IndexBoundary, IndexCell};
 use crate::slot::HOST;
 
 /// A wave of transient entries takes this part of the slots at most that a prompt may have, if they are
@@ -148,7 +148,7 @@ impl CacheState {
                     .index
                     .path(task.target.namespace, &task.target.keys, None, 0);
                 let path = path.map_err(|_| Broken)?.into_iter();
-                let path: Vec<_> = path.map(Boundary::known).collect();
+                let path: Vec<_> = path.map(IndexBoundary::known).collect();
                 let needed = self.needed_for(&path);
                 if needed.len() != task.target.needs.len() {
                     return Err(Broken);
@@ -194,7 +194,7 @@ impl CacheState {
                 .collect(),
             transients: Vec::new(),
             members: entries.clone(),
-            pinned: Pinned::entries(entries),
+            pinned: PinSet::entries(entries),
         });
         Ok(WaveStep::All)
     }
@@ -303,9 +303,9 @@ impl CacheState {
     }
 
     /// Pins what the host has of these entries, which are in order, and the pages that they hang from.
-    fn pin_chosen(&mut self, chosen: &[LocatedEntry]) -> Pinned {
+    fn pin_chosen(&mut self, chosen: &[LocatedEntry]) -> PinSet {
         let attention = self.index.roles().attention;
-        let mut pinned = Pinned::default();
+        let mut pinned = PinSet::default();
         let mut last = None;
         for of_block in chosen.chunk_by(|a, b| a.block == b.block).rev() {
             let in_host = of_block.iter().rev().filter(|it| it.cell.is_in_host());
