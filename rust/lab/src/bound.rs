@@ -25,17 +25,17 @@ use crate::trace::Trace;
 /// Steps of the subgradient method: the bound is proven after each.
 const ROUNDS: usize = 150;
 
-/// A request's depths at which it could resume: stays that each needs, as steps [from, i).
-struct Chance {
+/// The depths at which one request could resume, and the stays in the cache that each depth needs, as steps [from, i).
+struct ResumeOption {
     at: usize,
     /// Last earlier request that contains each block: never increasing.
     from: Vec<u32>,
 }
 
-/// Most tokens that any policy can resume over within a budget.
+/// The most tokens that any policy can resume over within a budget.
 pub(crate) fn bound(trace: &Trace, ratio: u32, budget: u64) -> u64 {
     let chances = chances(trace);
-    let steps = trace.visits.len();
+    let steps = trace.requests.len();
     let most: f64 = chances.iter().map(|chance| chance.from.len() as f64).sum();
     let dual = Dual {
         chances: &chances,
@@ -79,12 +79,12 @@ pub(crate) fn bound(trace: &Trace, ratio: u32, budget: u64) -> u64 {
     (blocks * trace.block_tokens as f64).ceil() as u64
 }
 
-fn chances(trace: &Trace) -> Vec<Chance> {
+fn chances(trace: &Trace) -> Vec<ResumeOption> {
     let mut last = vec![u32::MAX; trace.boundaries.len()];
     let mut chances = Vec::new();
-    for (at, visit) in trace.visits.iter().enumerate() {
-        let limit = (visit.tokens.saturating_sub(1) / trace.block_tokens) as usize;
-        let path = trace.path(visit);
+    for (at, request) in trace.requests.iter().enumerate() {
+        let limit = (request.tokens.saturating_sub(1) / trace.block_tokens) as usize;
+        let path = trace.path(request);
         let from: Vec<u32> = path
             .iter()
             .take(limit)
@@ -92,7 +92,7 @@ fn chances(trace: &Trace) -> Vec<Chance> {
             .take_while(|&from| from != u32::MAX)
             .collect();
         if !from.is_empty() {
-            chances.push(Chance { at, from });
+            chances.push(ResumeOption { at, from });
         }
         path.iter()
             .for_each(|&block| last[block as usize] = at as u32);
@@ -101,7 +101,7 @@ fn chances(trace: &Trace) -> Vec<Chance> {
 }
 
 struct Dual<'a> {
-    chances: &'a [Chance],
+    chances: &'a [ResumeOption],
     ratio: f64,
     budget: f64,
 }
@@ -118,7 +118,7 @@ impl Dual<'_> {
         }
         let mut change = vec![0.0; prices.len() + 1];
         let mut value = self.budget * sum;
-        for Chance { at, from } in self.chances {
+        for ResumeOption { at, from } in self.chances {
             let (mut cost, mut best, mut depth) = (0.0, 0.0, 0);
             for (block, &from) in from.iter().enumerate() {
                 let stay = until[*at] - until[from as usize];

@@ -1,4 +1,4 @@
-//! One engine of several: a live cache of counts, without bytes.
+//! One engine of several: a live cache without bytes.
 
 use hybrid_pages::cache::{Arrival, Cache, CacheConfig, ClassConfig, Medium};
 use hybrid_pages::error::Error;
@@ -7,13 +7,14 @@ use hybrid_pages::prefix::Hit;
 
 use crate::error::Result;
 use crate::policies::policies;
-use crate::trace::Visit;
+use crate::trace::TraceRequest;
 
-/// Classes of the cache.
+/// Class of pages.
 pub(crate) const PAGE: usize = 0;
+/// Class of checkpoints.
 pub(crate) const CHECKPOINT: usize = 1;
 
-/// Engines of a fleet at most: each is a cache of its own.
+/// The most engines of a fleet: each has a cache of its own.
 const MOST_ENGINES: usize = 1 << 12;
 
 /// Rejects a number of engines that no fleet has.
@@ -27,25 +28,25 @@ pub(crate) fn check_engines(engines: usize) -> Result<()> {
     .into())
 }
 
-pub(crate) struct Engine {
+pub(crate) struct SimulatedEngine {
     cache: Cache,
     namespace: NamespaceId,
-    /// Tokens computed in all.
+    /// Tokens that the engine has computed.
     pub(crate) computed: u64,
 }
 
-/// What a request left.
+/// The result of one request.
 #[derive(Debug, Default)]
-pub(crate) struct Ran {
-    /// Blocks that it resumed over.
+pub(crate) struct RequestResult {
+    /// Blocks that the request resumed over.
     pub(crate) resumed: usize,
     /// Leading blocks that an earlier request had, as far as the cache remembers.
     pub(crate) seen: usize,
-    /// Classes and blocks that it published.
+    /// Class and block of each entry that the request published.
     pub(crate) published: Vec<(usize, usize)>,
 }
 
-impl Engine {
+impl SimulatedEngine {
     pub(crate) fn new(policy: &str, ratio: u32, slots: usize) -> Result<Self> {
         let class = |kind, slots_per_entry| ClassConfig {
             kind,
@@ -71,7 +72,7 @@ impl Engine {
         })
     }
 
-    /// From now on [`changes`](Self::changes) says what the cache announces.
+    /// Makes [`changes`](Self::changes) say, from now on, which blocks the cache announces.
     pub(crate) fn follow(&self) -> Result<()> {
         Ok(self.cache.follow()?)
     }
@@ -84,12 +85,12 @@ impl Engine {
         (removed.collect(), stored.map(|(key, _)| key).collect())
     }
 
-    /// What the host has of a prefix.
+    /// How far the host has the entries of a prefix.
     pub(crate) fn hit(&self, keys: &[PrefixKey]) -> Result<Hit> {
         Ok(self.cache.lookup(self.namespace, keys)?)
     }
 
-    /// Takes in the pages of a prefix from one on, and the checkpoint at its end, as far as there is room.
+    /// Stores fetched entries: the pages of a prefix from one on, and the checkpoint at its end, as far as there is room.
     pub(crate) fn bring(&self, keys: &[PrefixKey], pages_from: usize) -> Result<()> {
         let mut entries: Vec<_> = (pages_from..keys.len()).map(|at| (PAGE, at)).collect();
         entries.push((CHECKPOINT, keys.len() - 1));
@@ -101,24 +102,24 @@ impl Engine {
     /// Runs a request that comes at a time, and of which so many blocks were fetched.
     pub(crate) fn run(
         &mut self,
-        visit: &Visit,
+        request: &TraceRequest,
         now: u64,
         block_tokens: u64,
         keys: &[PrefixKey],
         fetched: usize,
-    ) -> Result<Ran> {
-        let limit = (visit.tokens.saturating_sub(1) / block_tokens) as usize;
+    ) -> Result<RequestResult> {
+        let limit = (request.tokens.saturating_sub(1) / block_tokens) as usize;
         let arrival = Arrival {
             now,
-            tokens: visit.tokens,
+            tokens: request.tokens,
             limit,
-            hints: visit.hints,
+            hints: request.hints,
         };
         let admission = self.cache.admit(self.namespace, keys, arrival)?;
         let within = &keys[..limit.min(keys.len())];
         let hit = self.cache.acquire(self.namespace, within, 0)?;
         let resumed = hit.map_or(0, |lease| lease.blocks()).max(fetched);
-        let mut ran = Ran {
+        let mut ran = RequestResult {
             resumed,
             seen: admission.fork.unwrap_or(0).max(resumed),
             published: Vec::new(),
@@ -140,17 +141,17 @@ impl Engine {
             done = end;
         }
         if !keys.is_empty() {
-            let output = visit.output_tokens;
+            let output = request.output_tokens;
             self.cache
                 .finish(self.namespace, keys, keys.len(), output)?;
         }
-        self.computed += visit.tokens - resumed as u64 * block_tokens;
+        self.computed += request.tokens - resumed as u64 * block_tokens;
         Ok(ran)
     }
 }
 
-/// Tokens that the busiest engine computed, over their mean.
-pub(crate) fn imbalance(fleet: &[Engine]) -> f64 {
+/// Tokens that the busiest engine computed, over the mean of all engines.
+pub(crate) fn imbalance(fleet: &[SimulatedEngine]) -> f64 {
     let most = fleet.iter().map(|engine| engine.computed).max();
     let computed: u64 = fleet.iter().map(|engine| engine.computed).sum();
     most.unwrap_or(0) as f64 * fleet.len() as f64 / computed.max(1) as f64

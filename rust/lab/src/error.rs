@@ -7,13 +7,13 @@ use thiserror::Error as ThisError;
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
 #[non_exhaustive]
 pub enum LabError {
-    /// A trace that can't be read, with the file and the line.
+    /// A trace can't be read: the text names the file and the line.
     #[error("trace: {0}")]
     Trace(String),
-    /// An argument out of range, as the core says it.
+    /// An error of the core, such as an argument out of range.
     #[error(transparent)]
     Core(#[from] Error),
 }
 
-/// Result with this crate's error.
+/// A result whose error is [`LabError`].
 pub type Result<T> = std::result::Result<T, LabError>;

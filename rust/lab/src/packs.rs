@@ -1,4 +1,4 @@
-//! A remote store as objects: packs of entries, and the requests that writing, finding and reading them takes.
+//! A simulated remote store as objects: packs of entries, and the requests by which they are written, found and read.
 //!
 //! An engine gathers entries in a pack, and sends it when it is large or its first entry has waited. An object's
 //! key begins with the time, and its first bytes are a table of its entries. To learn what others have sent, an
@@ -8,86 +8,94 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use crate::link::Link;
-use crate::load::{Load, Packing};
+use crate::network::NetworkLink;
+use crate::store_load::{PackFormat, StoreLoad};
 
-/// Where an entry is.
+/// The place of an entry: a pack, and its number in it.
 #[derive(Clone, Copy)]
-struct Spot {
+struct PackPlace {
     pack: u32,
     place: u32,
 }
 
-const NOWHERE: Spot = Spot {
+const NOWHERE: PackPlace = PackPlace {
     pack: u32::MAX,
     place: 0,
 };
-/// Of a pack that nobody can read yet.
+/// Time at which a pack can be read that has not been sent yet.
 const NEVER: u64 = u64::MAX;
 
-struct Pack {
+struct SimulatedPack {
     engine: u32,
     entries: u32,
     bytes: u64,
     opened: u64,
-    /// When it is there, in ms.
+    /// Time from which the pack can be read, in ms.
     there: u64,
 }
 
-/// Packs that are there, or that an engine knows.
+/// Numbers of packs and of entries in them.
 #[derive(Clone, Copy, Default)]
 struct Counted {
     packs: u64,
     entries: u64,
 }
 
-/// What an engine knows.
+/// An engine's index of the store: what it knows to be there.
 #[derive(Clone, Default)]
-struct Index {
-    /// When it looked; `None` before it ever did.
+struct EngineIndex {
+    /// When the engine last looked for new packs; `None` before the first time.
     looked: Option<u64>,
-    /// When it listed everything.
+    /// When the engine last listed everything.
     whole: u64,
-    /// Of what was there then.
+    /// Packs that were there when the engine last looked.
     known: Counted,
-    /// Of its own packs: what is there now, and what was when it looked.
+    /// The engine's own packs that are there now.
     own: Counted,
+    /// The engine's own packs that were there when it last looked.
     own_known: Counted,
     open: Option<u32>,
 }
 
-pub(crate) struct Packs {
-    packing: Packing,
-    link: Link,
-    packs: Vec<Pack>,
-    /// By kind, then by block.
-    spots: [Vec<Spot>; 2],
-    engines: Vec<Index>,
+pub(crate) struct SimulatedPacks {
+    packing: PackFormat,
+    link: NetworkLink,
+    packs: Vec<SimulatedPack>,
+    /// Place of each entry, by kind and block.
+    spots: [Vec<PackPlace>; 2],
+    engines: Vec<EngineIndex>,
     /// Open packs, the oldest first; some are closed already.
     open: VecDeque<u32>,
-    /// By when they will be there.
+    /// Packs that are being sent, by the time at which they can be read.
     on_the_way: BinaryHeap<Reverse<(u64, u32)>>,
-    /// In the order in which they will be deleted.
+    /// Packs that can be read, in the order in which they will be deleted.
     stored: VecDeque<u32>,
     there: Counted,
-    /// When each pack that is or was there came.
+    /// Time at which each pack, deleted ones included, could first be read.
     came: Vec<u64>,
-    /// Of what is there and not deleted.
+    /// Number of packs that are there and not deleted.
     pub(crate) live_packs: u64,
+    /// Number of entries of those packs.
     pub(crate) live_entries: u64,
+    /// Bytes of those packs.
     pub(crate) live_bytes: u64,
-    /// By second.
-    pub(crate) seconds: Vec<Load>,
+    /// Requests and bytes of each second.
+    pub(crate) seconds: Vec<StoreLoad>,
 }
 
-impl Packs {
-    pub(crate) fn new(packing: Packing, link: Link, blocks: usize, engines: usize) -> Self {
+impl SimulatedPacks {
+    pub(crate) fn new(
+        packing: PackFormat,
+        link: NetworkLink,
+        blocks: usize,
+        engines: usize,
+    ) -> Self {
         Self {
             packing,
             link,
             packs: Vec::new(),
             spots: [vec![NOWHERE; blocks], vec![NOWHERE; blocks]],
-            engines: vec![Index::default(); engines],
+            engines: vec![EngineIndex::default(); engines],
             open: VecDeque::new(),
             on_the_way: BinaryHeap::new(),
             stored: VecDeque::new(),
@@ -100,10 +108,10 @@ impl Packs {
         }
     }
 
-    fn load(&mut self, now: u64) -> &mut Load {
+    fn load(&mut self, now: u64) -> &mut StoreLoad {
         let second = (now / 1000) as usize;
         if self.seconds.len() <= second {
-            self.seconds.resize(second + 1, Load::default());
+            self.seconds.resize(second + 1, StoreLoad::default());
         }
         &mut self.seconds[second]
     }
@@ -112,7 +120,7 @@ impl Packs {
         [self.link.page_bytes, self.link.checkpoint_bytes][kind]
     }
 
-    /// What happens until a time.
+    /// Lets everything happen that is due until a time.
     pub(crate) fn advance(&mut self, now: u64) {
         while let Some(&pack) = self.open.front() {
             let due = self.packs[pack as usize]
@@ -133,7 +141,7 @@ impl Packs {
                 break;
             }
             self.on_the_way.pop();
-            let Pack {
+            let SimulatedPack {
                 engine,
                 entries,
                 bytes,
@@ -183,7 +191,7 @@ impl Packs {
         load.up_bytes = load.up_bytes.saturating_add(bytes);
     }
 
-    /// A lookup of an engine: it lists and gets tables if its index is old.
+    /// A lookup of an engine, which lists and gets tables if its index is too old.
     pub(crate) fn look(&mut self, engine: usize, now: u64) {
         let packing = self.packing;
         let there = self.there;
@@ -224,7 +232,7 @@ impl Packs {
         load.table_bytes = load.table_bytes.saturating_add(packing.table(tables, rows));
     }
 
-    fn alive(&self, pack: &Pack, now: u64) -> bool {
+    fn alive(&self, pack: &SimulatedPack, now: u64) -> bool {
         let retention = self.packing.retention;
         pack.there == NEVER
             || retention.is_none_or(|retention| now < pack.there.saturating_add(retention))
@@ -244,10 +252,10 @@ impl Packs {
     /// An engine gets entries, each a kind and a block.
     pub(crate) fn fetch(&mut self, now: u64, entries: impl Iterator<Item = (usize, usize)>) {
         let entry = |(kind, block): (usize, usize)| (self.spots[kind][block], self.size(kind));
-        let mut wanted: Vec<(Spot, u64)> = entries.map(entry).collect();
+        let mut wanted: Vec<(PackPlace, u64)> = entries.map(entry).collect();
         wanted.sort_unstable_by_key(|(spot, _)| (spot.pack, spot.place));
         let (mut gets, mut bytes) = (0, 0);
-        let mut run: Option<(Spot, u64)> = None;
+        let mut run: Option<(PackPlace, u64)> = None;
         for (spot, size) in wanted {
             bytes = u64::saturating_add(bytes, size);
             run = match run {
@@ -284,7 +292,7 @@ impl Packs {
         }
         let open = self.engines[engine].open.unwrap_or_else(|| {
             let pack = self.packs.len() as u32;
-            self.packs.push(Pack {
+            self.packs.push(SimulatedPack {
                 engine: engine as u32,
                 entries: 0,
                 bytes: 0,
@@ -303,7 +311,7 @@ impl Packs {
         let full = pack.bytes >= self.packing.pack_bytes;
         // Who comes second is not found: the first is as good.
         if !elsewhere {
-            self.spots[kind][block] = Spot { pack: open, place };
+            self.spots[kind][block] = PackPlace { pack: open, place };
         }
         if full {
             self.send(engine, now);

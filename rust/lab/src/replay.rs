@@ -1,4 +1,4 @@
-//! Replays: every trace with every policy and budget.
+//! Replays of every trace with every policy and budget.
 
 use std::borrow::Borrow;
 use std::ops::ControlFlow;
@@ -11,26 +11,26 @@ use hybrid_pages::guarded::lock;
 
 use crate::bound::bound;
 use crate::error::Result;
-use crate::lab::{Lab, Outcome};
-use crate::link::{Admit, Link};
+use crate::network::{NetworkLink, RemoteUse};
+use crate::one_replay::{OneReplay, ReplayOutcome};
 use crate::policies;
-use crate::shelf::Crossed;
+use crate::simulated_store::RemoteTraffic;
 use crate::trace::Trace;
 
 /// Name of the upper bound among the policies of a replay.
 pub const BOUND: &str = "bound";
 
-/// How much room there is.
+/// The room of a tier.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Budget {
-    /// A share of the dense footprint.
+    /// As a share of the footprint.
     Fraction(f64),
     /// As a size.
     Size(u64),
 }
 
 impl Budget {
-    /// As a size and as a share, for a trace.
+    /// The budget as a size and as a share of a trace's footprint.
     pub(crate) fn resolve(self, footprint: u64) -> Result<(u64, f64)> {
         match self {
             Self::Fraction(share) if share.is_finite() && share >= 0.0 => {
@@ -47,65 +47,65 @@ impl Budget {
     }
 }
 
-/// The tier below the host. It is written when entries are published.
+/// A tier below the host, which is written when entries are published.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Below {
+pub enum LowerTier {
     /// A disk.
     Disk {
-        /// Its room.
+        /// Room of the disk.
         budget: Budget,
-        /// Name of its policy.
+        /// Name of the disk's policy.
         policy: String,
     },
-    /// A remote store without a limit: every policy is replayed by each [`Admit`].
-    Remote(Link),
+    /// A remote store without a limit: every policy is replayed by each [`RemoteUse`].
+    Remote(NetworkLink),
 }
 
 /// The outcome of one policy on one trace with one budget.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Row {
-    /// Place of the trace among those given.
+pub struct ReplayRow {
+    /// Index of the trace among those given.
     pub trace: usize,
     /// Name of the policy.
     pub policy: String,
     /// Size of a checkpoint; a page has size 1.
     pub ratio: u32,
-    /// Share of the dense footprint.
+    /// Room of the host, as a share of the footprint.
     pub budget_fraction: f64,
-    /// Room, as a size.
+    /// Room of the host, as a size.
     pub budget_size: u64,
-    /// Requests.
+    /// Number of requests.
     pub requests: usize,
-    /// Tokens of all prompts.
+    /// Tokens of all prompts together.
     pub input_tokens: u64,
-    /// Tokens that were resumed over.
+    /// Tokens that requests resumed over.
     pub hit_tokens: u64,
-    /// Of these, what the host alone would not have found.
+    /// Tokens of `hit_tokens` that the host alone would not have found.
     pub disk_hit_tokens: u64,
-    /// Size of all that was written.
+    /// Size of all entries written to the host.
     pub written_size: u64,
     /// Room of the disk, as a size; 0 without one.
     pub disk_size: u64,
-    /// Size of all that was written to the disk.
+    /// Size of all entries written to the disk.
     pub disk_written_size: u64,
-    /// Size of all that was read from the disk.
+    /// Size of all entries read from the disk.
     pub disk_read_size: u64,
-    /// By what the remote store is used; `None` without one, and for the bound.
-    pub admit: Option<Admit>,
-    /// Between the host and the remote store.
-    pub crossed: Crossed,
-    /// Most room taken after any request, as a size.
+    /// How the remote store is used; `None` without one, and for the bound.
+    pub admit: Option<RemoteUse>,
+    /// Traffic between the host and the remote store.
+    pub traffic: RemoteTraffic,
+    /// The largest size of the host's entries after any request.
     pub most_size: u64,
-    /// Share of the taken room that checkpoints took, on average.
+    /// Average share of checkpoints in the size of the host's entries.
     pub state_share: f64,
-    /// Time per request, the lab's own bookkeeping included.
+    /// Microseconds per request, the lab's own bookkeeping included.
     pub policy_us_per_request: f64,
-    /// Most memory that the policy held.
+    /// Bytes of memory that the policies held at the end.
     pub metadata_bytes: usize,
 }
 
-impl Row {
-    /// Resumed share of all prompt tokens.
+impl ReplayRow {
+    /// Share of all prompt tokens that requests resumed over.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {
         self.hit_tokens as f64 / self.input_tokens.max(1) as f64
@@ -113,7 +113,7 @@ impl Row {
 }
 
 /// Replays every trace with every policy and budget, over all cores. Rows come in that order; each is
-/// shown to `done` when it is made. After a break nothing more is begun, and what was made is returned.
+/// shown to `done` when it is made. After a break nothing more is begun, and the rows so far are returned.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for an unknown policy, a ratio of 0 or a budget out of range, before
@@ -123,24 +123,24 @@ pub fn replay<T: Borrow<Trace> + Sync>(
     policies: &[String],
     budgets: &[Budget],
     ratio: u32,
-    done: &(dyn Fn(&Row) -> ControlFlow<()> + Sync),
-) -> Result<Vec<Row>> {
+    done: &(dyn Fn(&ReplayRow) -> ControlFlow<()> + Sync),
+) -> Result<Vec<ReplayRow>> {
     replay_over(traces, policies, budgets, ratio, None, done)
 }
 
-/// The same with a tier below the host. With a remote store a policy has a row per [`Admit`] and budget, in that
+/// Replays every trace as [`replay`] does, with a tier below the host. With a remote store a policy has a row per [`RemoteUse`] and budget, in that
 /// order.
 ///
 /// # Errors
-/// Those of [`replay`], for the disk, too; those of [`Link::check`].
+/// Those of [`replay`], for the disk, too; those of [`NetworkLink::check`].
 pub fn replay_over<T: Borrow<Trace> + Sync>(
     traces: &[T],
     policies: &[String],
     budgets: &[Budget],
     ratio: u32,
-    below: Option<&Below>,
-    done: &(dyn Fn(&Row) -> ControlFlow<()> + Sync),
-) -> Result<Vec<Row>> {
+    below: Option<&LowerTier>,
+    done: &(dyn Fn(&ReplayRow) -> ControlFlow<()> + Sync),
+) -> Result<Vec<ReplayRow>> {
     if ratio == 0 {
         return Err(Error::InvalidArgument(
             "ratio: expected a checkpoint of at least size 1, found 0".into(),
@@ -149,8 +149,8 @@ pub fn replay_over<T: Borrow<Trace> + Sync>(
     }
     let hosts = policies.iter().filter(|name| *name != BOUND);
     let disk = match below {
-        Some(Below::Disk { policy, .. }) => Some(policy),
-        Some(Below::Remote(link)) => {
+        Some(LowerTier::Disk { policy, .. }) => Some(policy),
+        Some(LowerTier::Remote(link)) => {
             link.check()?;
             None
         }
@@ -164,13 +164,13 @@ pub fn replay_over<T: Borrow<Trace> + Sync>(
         let footprint = trace.borrow().distinct_blocks() as u64 * (1 + u64::from(ratio));
         for name in policies {
             let tiers = match below {
-                None => vec![Tier::None],
-                Some(Below::Disk { budget, policy }) => {
-                    vec![Tier::Disk(policy, budget.resolve(footprint)?.0)]
+                None => vec![ReplayTier::None],
+                Some(LowerTier::Disk { budget, policy }) => {
+                    vec![ReplayTier::Disk(policy, budget.resolve(footprint)?.0)]
                 }
-                Some(Below::Remote(_)) if name == BOUND => vec![Tier::Everything],
-                Some(Below::Remote(link)) => {
-                    Vec::from(Admit::ALL.map(|(_, admit)| Tier::Remote(*link, admit)))
+                Some(LowerTier::Remote(_)) if name == BOUND => vec![ReplayTier::Everything],
+                Some(LowerTier::Remote(link)) => {
+                    Vec::from(RemoteUse::ALL.map(|(_, admit)| ReplayTier::Remote(*link, admit)))
                 }
             };
             for tier in tiers {
@@ -210,14 +210,14 @@ pub fn replay_over<T: Borrow<Trace> + Sync>(
     Ok(rows.into_iter().flatten().collect())
 }
 
-/// What is below the host of one replay.
+/// The tier below the host of one replay.
 #[derive(Clone, Copy)]
-enum Tier<'a> {
+enum ReplayTier<'a> {
     None,
-    /// By this policy, of this size.
+    /// A disk with this policy, of this size.
     Disk(&'a str, u64),
-    Remote(Link, Admit),
-    /// Nothing that was ever published is lost: for the bound.
+    Remote(NetworkLink, RemoteUse),
+    /// A store from which nothing that was ever published is lost: for the bound.
     Everything,
 }
 
@@ -225,40 +225,40 @@ fn run(
     trace: &Trace,
     (at, name): (usize, &str),
     (size, share): (u64, f64),
-    tier: Tier<'_>,
+    tier: ReplayTier<'_>,
     ratio: u32,
-) -> Result<Row> {
+) -> Result<ReplayRow> {
     let start = Instant::now();
     let disk_size = match tier {
-        Tier::Disk(_, size) => size,
+        ReplayTier::Disk(_, size) => size,
         _ => 0,
     };
     let (outcome, metadata_bytes) = if name == BOUND {
         let most = match tier {
-            Tier::Everything => u64::MAX >> 8,
+            ReplayTier::Everything => u64::MAX >> 8,
             _ => size.saturating_add(disk_size),
         };
         let hit_tokens = bound(trace, ratio, most);
         (
-            Outcome {
+            ReplayOutcome {
                 hit_tokens,
-                ..Outcome::default()
+                ..ReplayOutcome::default()
             },
             0,
         )
     } else {
-        let mut lab = Lab::new(trace, policies::by_name(name, ratio)?, ratio, size);
+        let mut lab = OneReplay::new(trace, policies::by_name(name, ratio)?, ratio, size);
         match tier {
-            Tier::Disk(policy, size) => {
+            ReplayTier::Disk(policy, size) => {
                 lab = lab.over(policies::by_name(policy, ratio)?, ratio, size);
             }
-            Tier::Remote(link, admit) => lab = lab.beside(link, admit),
-            Tier::None | Tier::Everything => {}
+            ReplayTier::Remote(link, admit) => lab = lab.beside(link, admit),
+            ReplayTier::None | ReplayTier::Everything => {}
         }
         lab.run()
     };
     let requests = trace.requests();
-    Ok(Row {
+    Ok(ReplayRow {
         trace: at,
         policy: name.to_owned(),
         ratio,
@@ -273,10 +273,10 @@ fn run(
         disk_read_size: outcome.disk_read_size,
         written_size: outcome.written_size,
         admit: match tier {
-            Tier::Remote(_, admit) => Some(admit),
+            ReplayTier::Remote(_, admit) => Some(admit),
             _ => None,
         },
-        crossed: outcome.crossed,
+        traffic: outcome.traffic,
         most_size: outcome.most_size,
         state_share: outcome.checkpoint_size as f64 / outcome.taken_size.max(1) as f64,
         policy_us_per_request: start.elapsed().as_secs_f64() * 1e6 / requests.max(1) as f64,

@@ -4,22 +4,22 @@
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::PrefixKey;
 
-use crate::engine::{Engine, check_engines, imbalance};
+use crate::engine::{SimulatedEngine, check_engines, imbalance};
 use crate::error::Result;
 use crate::replay::Budget;
 use crate::router::{Route, Router};
 use crate::trace::Trace;
 
-/// The outcome of one way to route.
+/// The result of one way to route.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Routed {
+pub struct RouteResult {
     /// Tokens of all prompts.
     pub input_tokens: u64,
-    /// Tokens that were resumed over.
+    /// Tokens that requests resumed over.
     pub hit_tokens: u64,
-    /// Tokens that the router expected to be resumed over.
+    /// Tokens that the router expected requests to resume over.
     pub predicted_tokens: u64,
-    /// Tokens that the busiest engine computed, over their mean.
+    /// Tokens that the busiest engine computed, over the mean of all engines.
     pub imbalance: f64,
 }
 
@@ -34,7 +34,7 @@ pub fn route(
     route: Route,
     engines: usize,
     budget: Budget,
-) -> Result<Routed> {
+) -> Result<RouteResult> {
     if ratio == 0 {
         return Err(Error::InvalidArgument("ratio: expected at least 1, found 0".into()).into());
     }
@@ -43,24 +43,24 @@ pub fn route(
     let slots = budget.resolve(footprint)?.0 as usize / engines;
     let mut fleet = Vec::new();
     for _ in 0..engines {
-        fleet.push(Engine::new(policy, ratio, slots)?);
+        fleet.push(SimulatedEngine::new(policy, ratio, slots)?);
     }
-    let mut routed = Routed {
+    let mut routed = RouteResult {
         input_tokens: trace.input_tokens(),
-        ..Routed::default()
+        ..RouteResult::default()
     };
     let block_tokens = trace.block_tokens();
     let speed = trace.input_tokens() as f64 / trace.lasts().max(1) as f64 / engines as f64;
     let mut router = Router::new(route, &fleet, speed)?;
-    for visit in &trace.visits {
+    for request in &trace.requests {
         let key = |&at: &u32| PrefixKey::new(&trace.boundaries[at as usize].name.to_le_bytes());
-        let keys = trace.path(visit).iter().map(key);
+        let keys = trace.path(request).iter().map(key);
         let keys = keys.collect::<std::result::Result<Vec<_>, _>>()?;
-        let (at, known) = router.choose(visit.now, visit.tokens, block_tokens, &keys);
+        let (at, known) = router.choose(request.now, request.tokens, block_tokens, &keys);
         let engine = &mut fleet[at];
-        let ran = engine.run(visit, visit.now, block_tokens, &keys, 0)?;
+        let ran = engine.run(request, request.now, block_tokens, &keys, 0)?;
         let hit_tokens = ran.resumed as u64 * block_tokens;
-        router.hear(at, engine, visit.now, visit.tokens - hit_tokens, &keys);
+        router.hear(at, engine, request.now, request.tokens - hit_tokens, &keys);
         routed.predicted_tokens += known as u64 * block_tokens;
         routed.hit_tokens += hit_tokens;
     }

@@ -7,15 +7,15 @@ use hashbrown::HashMap;
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::PrefixKey;
 
-use crate::engine::Engine;
+use crate::engine::SimulatedEngine;
 use crate::error::Result;
 
-/// How requests find their engine.
+/// How a router chooses an engine for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Route {
     /// In turn.
     RoundRobin,
-    /// By what engines have still to compute alone.
+    /// By how much engines have still to compute alone.
     Load,
     /// An engine is taken to have whatever was ever sent there: what a router can know without events.
     Sent,
@@ -24,7 +24,7 @@ pub enum Route {
 }
 
 impl Route {
-    /// Every way, with its name.
+    /// Each choice with its name.
     pub const ALL: [(&'static str, Self); 4] = [
         ("round-robin", Self::RoundRobin),
         ("load", Self::Load),
@@ -32,7 +32,7 @@ impl Route {
         ("events", Self::Events),
     ];
 
-    /// The way of this name.
+    /// The choice of this name.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for any other.
@@ -59,9 +59,9 @@ pub(crate) struct Router {
 }
 
 impl Router {
-    pub(crate) fn new(route: Route, fleet: &[Engine], speed: f64) -> Result<Self> {
+    pub(crate) fn new(route: Route, fleet: &[SimulatedEngine], speed: f64) -> Result<Self> {
         if route == Route::Events {
-            fleet.iter().try_for_each(Engine::follow)?;
+            fleet.iter().try_for_each(SimulatedEngine::follow)?;
         }
         Ok(Self {
             route,
@@ -119,7 +119,7 @@ impl Router {
     pub(crate) fn hear(
         &mut self,
         at: usize,
-        engine: &Engine,
+        engine: &SimulatedEngine,
         now: u64,
         computed: u64,
         keys: &[PrefixKey],

@@ -9,10 +9,10 @@ const FORMAT: &str = "hybrid-pages-trace";
 const VERSION: u64 = 1;
 /// Most tokens per block, a bound on nonsense: no sum of lengths overflows.
 pub(crate) const MOST_BLOCK_TOKENS: u64 = 1 << 20;
-/// Most of a time in milliseconds or of an answer's length: the integers that a float holds.
+/// The highest time in milliseconds and the longest answer: up to here a float holds every integer.
 const MOST: u64 = 1 << 53;
 
-/// A request as both formats write it.
+/// One request of a trace file, as both formats write it.
 #[derive(Debug, Deserialize)]
 pub(crate) struct TraceRow {
     pub(crate) timestamp: f64,
@@ -92,7 +92,7 @@ impl TraceRow {
         Ok(row)
     }
 
-    /// What the application said of it; sessions have names that the reader gives.
+    /// The hints of the row. Sessions have names that the reader gives.
     pub(crate) fn hints(&self, session: Option<u64>) -> Hints {
         Hints {
             session,

@@ -1,4 +1,4 @@
-//! The bytes of a trace, plain or compressed, as known by the first of them.
+//! The bytes of a trace file, which may be compressed: its first bytes tell.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Error, Read};
@@ -16,7 +16,7 @@ pub(crate) fn open(path: &Path) -> io::Result<Box<dyn Read>> {
     Ok(match magic.as_slice() {
         [0x1f, 0x8b, ..] => Box::new(flate2::bufread::MultiGzDecoder::new(source)),
         // A frame, or one to skip: parallel compressors begin with those.
-        [0x28, 0xb5, 0x2f, 0xfd] | [0x50..=0x5f, 0x2a, 0x4d, 0x18] => Box::new(Frames {
+        [0x28, 0xb5, 0x2f, 0xfd] | [0x50..=0x5f, 0x2a, 0x4d, 0x18] => Box::new(ZstdFrames {
             source,
             decoder: FrameDecoder::new(),
         }),
@@ -24,13 +24,13 @@ pub(crate) fn open(path: &Path) -> io::Result<Box<dyn Read>> {
     })
 }
 
-/// Every frame of a zstd file, one after another.
-struct Frames<R> {
+/// Reads all frames of a zstd file, one after another.
+struct ZstdFrames<R> {
     source: R,
     decoder: FrameDecoder,
 }
 
-impl<R: BufRead> Frames<R> {
+impl<R: BufRead> ZstdFrames<R> {
     /// Starts the next frame; false at the end of the file.
     fn advance(&mut self) -> io::Result<bool> {
         let (computed, stored) = (
@@ -57,7 +57,7 @@ impl<R: BufRead> Frames<R> {
     }
 }
 
-impl<R: BufRead> Read for Frames<R> {
+impl<R: BufRead> Read for ZstdFrames<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             while self.decoder.can_collect() < buffer.len() && !self.decoder.is_finished() {

@@ -11,7 +11,7 @@ use crate::error::{LabError, Result};
 use crate::row::{self, HashId, MOST_BLOCK_TOKENS, TraceRow};
 use crate::source;
 
-/// No boundary before the first.
+/// The number that stands for no block before the first.
 pub(crate) const ROOT: u32 = u32::MAX;
 /// Tokens per block in Mooncake's traces.
 const BLOCK_TOKENS: u64 = 512;
@@ -27,22 +27,22 @@ pub struct ReadOptions {
     pub skip_bad: bool,
 }
 
-/// A boundary of some request: the end of a block under one chain of hashes.
+/// A block of some request, told from others by its hash and those of all blocks before it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Boundary {
+pub(crate) struct TraceBlock {
     pub(crate) parent: u32,
     pub(crate) depth: u32,
     pub(crate) name: u64,
 }
 
-/// One request.
+/// One request of a trace.
 #[derive(Debug, Clone)]
-pub(crate) struct Visit {
+pub(crate) struct TraceRequest {
     pub(crate) now: u64,
     pub(crate) tokens: u64,
     pub(crate) output_tokens: u64,
     pub(crate) hints: Hints,
-    /// The first of its boundaries in the trace's paths.
+    /// Where the blocks of the request begin in the trace's `paths`.
     first: usize,
     blocks: usize,
 }
@@ -51,8 +51,8 @@ pub(crate) struct Visit {
 #[derive(Debug, Clone, Default)]
 pub struct Trace {
     pub(crate) block_tokens: u64,
-    pub(crate) visits: Vec<Visit>,
-    pub(crate) boundaries: Vec<Boundary>,
+    pub(crate) requests: Vec<TraceRequest>,
+    pub(crate) boundaries: Vec<TraceBlock>,
     paths: Vec<u32>,
     skipped: usize,
 }
@@ -89,7 +89,7 @@ impl Trace {
             block_tokens: asked.unwrap_or(BLOCK_TOKENS),
             ..Self::default()
         };
-        let mut known = Known::default();
+        let mut known = Interned::default();
         let mut source = BufReader::new(source);
         let mut text = Vec::new();
         let mut first = true;
@@ -130,11 +130,11 @@ impl Trace {
                 Err(found) => return Err(rejected(found)),
             }
         }
-        trace.visits.sort_by_key(|visit| visit.now);
+        trace.requests.sort_by_key(|request| request.now);
         Ok(trace)
     }
 
-    fn push(&mut self, mut row: TraceRow, known: &mut Known) -> std::result::Result<(), String> {
+    fn push(&mut self, mut row: TraceRow, known: &mut Interned) -> std::result::Result<(), String> {
         let blocks = (row.input_length / self.block_tokens) as usize;
         if self.boundaries.len().saturating_add(blocks) >= ROOT as usize {
             return Err(format!(
@@ -158,7 +158,7 @@ impl Trace {
                     ROOT => 1,
                     parent => self.boundaries[parent as usize].depth + 1,
                 };
-                self.boundaries.push(Boundary {
+                self.boundaries.push(TraceBlock {
                     parent,
                     depth,
                     name: xxhash_rust::xxh3::xxh3_64(&next.to_le_bytes()),
@@ -167,7 +167,7 @@ impl Trace {
             self.paths.push(at);
             parent = at;
         }
-        self.visits.push(Visit {
+        self.requests.push(TraceRequest {
             now: row.timestamp as u64,
             tokens: row.input_length,
             output_tokens: row.output_length,
@@ -178,21 +178,21 @@ impl Trace {
         Ok(())
     }
 
-    /// The boundaries of a request, shallow first.
-    pub(crate) fn path(&self, visit: &Visit) -> &[u32] {
-        &self.paths[visit.first..][..visit.blocks]
+    /// The blocks of a request in order, as numbers of the trace's boundaries.
+    pub(crate) fn path(&self, request: &TraceRequest) -> &[u32] {
+        &self.paths[request.first..][..request.blocks]
     }
 
-    /// Requests.
+    /// Number of requests.
     #[must_use]
     pub const fn requests(&self) -> usize {
-        self.visits.len()
+        self.requests.len()
     }
 
-    /// Tokens of all prompts.
+    /// Tokens of all prompts together.
     #[must_use]
     pub fn input_tokens(&self) -> u64 {
-        self.visits.iter().map(|visit| visit.tokens).sum()
+        self.requests.iter().map(|request| request.tokens).sum()
     }
 
     /// Tokens per block.
@@ -201,32 +201,34 @@ impl Trace {
         self.block_tokens
     }
 
-    /// Different full blocks.
+    /// Number of different full blocks.
     #[must_use]
     pub const fn distinct_blocks(&self) -> usize {
         self.boundaries.len()
     }
 
-    /// Rows that were skipped as broken.
+    /// Number of rows that were skipped as broken.
     #[must_use]
     pub const fn skipped(&self) -> usize {
         self.skipped
     }
 
-    /// From the first request to the last, in ms.
+    /// Time from the first request to the last, in ms.
     pub(crate) fn lasts(&self) -> u64 {
-        let times = self.visits.first().zip(self.visits.last());
+        let times = self.requests.first().zip(self.requests.last());
         times.map_or(0, |(first, last)| last.now - first.now)
     }
 
-    /// The requests of the first so many ms, as a trace.
+    /// A trace of the requests of the first so many ms.
     pub(crate) fn until(&self, ms: u64) -> Self {
-        let start = self.visits.first().map_or(0, |visit| visit.now);
-        let end = self.visits.partition_point(|visit| visit.now - start <= ms);
+        let start = self.requests.first().map_or(0, |request| request.now);
+        let end = self
+            .requests
+            .partition_point(|request| request.now - start <= ms);
         self.part(0..end)
     }
 
-    /// A slice of the trace's requests, as a trace.
+    /// A trace of a part of the requests.
     #[must_use]
     pub fn part(&self, range: std::ops::Range<usize>) -> Self {
         let mut known = HashMap::new();
@@ -234,14 +236,14 @@ impl Trace {
             block_tokens: self.block_tokens,
             ..Self::default()
         };
-        for visit in &self.visits[range] {
+        for request in &self.requests[range] {
             let first = part.paths.len();
             let mut parent = ROOT;
-            for &at in self.path(visit) {
+            for &at in self.path(request) {
                 let next = part.boundaries.len() as u32;
                 let new = *known.entry(at).or_insert(next);
                 if new == next {
-                    part.boundaries.push(Boundary {
+                    part.boundaries.push(TraceBlock {
                         parent,
                         ..self.boundaries[at as usize]
                     });
@@ -249,18 +251,18 @@ impl Trace {
                 part.paths.push(new);
                 parent = new;
             }
-            part.visits.push(Visit {
+            part.requests.push(TraceRequest {
                 first,
-                ..visit.clone()
+                ..request.clone()
             });
         }
         part
     }
 }
 
-/// Hashes and chains met while reading.
+/// Numbers given to hashes, chains of hashes and session names while a trace is read.
 #[derive(Default)]
-struct Known {
+struct Interned {
     hashes: HashMap<HashId, u32>,
     chains: HashMap<(u32, u32), u32>,
     sessions: HashMap<HashId, u64>,

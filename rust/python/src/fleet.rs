@@ -4,7 +4,9 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use hybrid_pages::error::Error;
-use hybrid_pages_lab::{Admit, Fleet, FleetRow, Load, Packing, Route, Terms, fleets};
+use hybrid_pages_lab::{
+    Fleet, FleetRow, FleetTerms, PackFormat, RemoteUse, Route, StoreLoad, fleets,
+};
 use pyo3::prelude::*;
 
 use crate::error::{lab_to_py, to_py};
@@ -26,7 +28,7 @@ pub struct PyLoad {
 }
 
 impl PyLoad {
-    fn over(load: &Load, seconds: f64) -> Self {
+    fn over(load: &StoreLoad, seconds: f64) -> Self {
         let rate = |count: u64| count as f64 / seconds;
         Self {
             looks: rate(load.looks),
@@ -72,7 +74,7 @@ impl From<FleetRow> for PyFleetRow {
         Self {
             engines: row.fleet.engines,
             route: route.map_or("", |(name, _)| name),
-            admit: row.fleet.admit.map(Admit::name),
+            admit: row.fleet.admit.map(RemoteUse::name),
             copies: row.copies,
             seconds: row.seconds,
             requests: row.requests,
@@ -134,18 +136,18 @@ fn run_fleets(
         })
     };
     let all: Vec<Fleet> = fleets.into_iter().map(one).collect::<PyResult<_>>()?;
-    let terms = Terms {
+    let terms = FleetTerms {
         policy,
         ratio: checkpoint_size(ratio)?,
         host_size: host_units.0 as u64,
         link: link.link(),
-        packing: Packing {
+        packing: PackFormat {
             pack_bytes: pack_bytes.0 as u64,
             stale: stale.0 as u64,
             overlap: overlap.0 as u64,
             list_keys: list_keys.0 as u64,
             retention: retention.map(|Whole(ms)| ms as u64),
-            ..Packing::default()
+            ..PackFormat::default()
         },
         share,
         lasts: lasts.map(|Whole(ms)| ms as u64),
@@ -161,8 +163,8 @@ fn run_fleets(
     Ok(rows.into_iter().map(PyFleetRow::from).collect())
 }
 
-fn admit_by_name(name: &str) -> PyResult<Admit> {
-    let found = Admit::ALL.iter().find(|(known, _)| *known == name);
+fn admit_by_name(name: &str) -> PyResult<RemoteUse> {
+    let found = RemoteUse::ALL.iter().find(|(known, _)| *known == name);
     found.map(|&(_, admit)| admit).ok_or_else(|| {
         to_py(Error::InvalidArgument(format!(
             "admit: expected None, auto or all, found {name:?}"

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use hybrid_pages::error::Error;
 use hybrid_pages_lab::{
-    Admit, Below, Budget, Link, ReadOptions, Result, Route, Row, Sessions, Trace, policies,
-    replay_over, route,
+    Budget, LowerTier, NetworkLink, ReadOptions, RemoteUse, ReplayRow, Result, Route, SessionIds,
+    Trace, policies, replay_over, route,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -93,10 +93,10 @@ impl PyTrace {
     }
 }
 
-fn sessions_by_name(name: &str) -> PyResult<Sessions> {
-    let known = Sessions::NAMES.iter().find(|(known, _)| *known == name);
+fn sessions_by_name(name: &str) -> PyResult<SessionIds> {
+    let known = SessionIds::NAMES.iter().find(|(known, _)| *known == name);
     known.map(|&(_, sessions)| sessions).ok_or_else(|| {
-        let names = Sessions::NAMES.map(|(name, _)| name).join(", ");
+        let names = SessionIds::NAMES.map(|(name, _)| name).join(", ");
         to_py(Error::InvalidArgument(format!(
             "sessions: expected one of {names}, found '{name}'"
         )))
@@ -114,8 +114,8 @@ pub struct PyLink {
 }
 
 impl PyLink {
-    pub const fn link(&self) -> Link {
-        Link {
+    pub const fn link(&self) -> NetworkLink {
+        NetworkLink {
             latency: self.latency,
             bandwidth: self.bandwidth,
             page_bytes: self.page_bytes,
@@ -199,8 +199,8 @@ pub struct PyRow {
     metadata_bytes: usize,
 }
 
-impl From<Row> for PyRow {
-    fn from(row: Row) -> Self {
+impl From<ReplayRow> for PyRow {
+    fn from(row: ReplayRow) -> Self {
         Self {
             hit_rate: row.hit_rate(),
             trace: row.trace,
@@ -216,12 +216,12 @@ impl From<Row> for PyRow {
             disk_hit_tokens: row.disk_hit_tokens,
             disk_written_units: row.disk_written_size,
             disk_read_units: row.disk_read_size,
-            remote_admit: row.admit.map(Admit::name),
-            remote_hit_tokens: row.crossed.hit_tokens,
-            remote_slow_tokens: row.crossed.slow_tokens,
-            remote_up_bytes: row.crossed.up_bytes,
-            remote_down_bytes: row.crossed.down_bytes,
-            remote_saved_seconds: row.crossed.saved_seconds,
+            remote_admit: row.admit.map(RemoteUse::name),
+            remote_hit_tokens: row.traffic.hit_tokens,
+            remote_slow_tokens: row.traffic.slow_tokens,
+            remote_up_bytes: row.traffic.up_bytes,
+            remote_down_bytes: row.traffic.down_bytes,
+            remote_saved_seconds: row.traffic.saved_seconds,
             state_share: row.state_share,
             policy_us_per_request: row.policy_us_per_request,
             metadata_bytes: row.metadata_bytes,
@@ -273,18 +273,18 @@ fn replay_traces(
         .collect();
     let below = match (disk, remote) {
         (None, None) => None,
-        (Some((share, policy)), None) => Some(Below::Disk {
+        (Some((share, policy)), None) => Some(LowerTier::Disk {
             budget: Budget::Fraction(share),
             policy,
         }),
-        (None, Some(link)) => Some(Below::Remote(link.link())),
+        (None, Some(link)) => Some(LowerTier::Remote(link.link())),
         (Some(_), Some(_)) => {
             return Err(to_py(Error::InvalidArgument(
                 "disk and remote: expected one tier below the host, found both".into(),
             )));
         }
     };
-    let work = move |show: &(dyn Fn(Row) -> ControlFlow<()> + Sync)| {
+    let work = move |show: &(dyn Fn(ReplayRow) -> ControlFlow<()> + Sync)| {
         replay_over(
             &traces,
             &policies,
@@ -294,7 +294,7 @@ fn replay_traces(
             &|row| show(row.clone()),
         )
     };
-    let rows = beside(py, work, |row: Row| match &done {
+    let rows = beside(py, work, |row: ReplayRow| match &done {
         Some(done) => done.call1((PyRow::from(row),)).map(drop),
         None => Ok(()),
     })?;

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use hybrid_pages_lab::{Below, Budget, ReadOptions, Row, Trace, replay, replay_over};
+use hybrid_pages_lab::{Budget, LowerTier, ReadOptions, ReplayRow, Trace, replay, replay_over};
 
 fn conversation() -> Trace {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -11,8 +11,8 @@ fn conversation() -> Trace {
     Trace::open(&path, ReadOptions::default()).unwrap()
 }
 
-fn row(trace: &Trace, host: f64, disk: Option<(f64, &str)>) -> Row {
-    let below = disk.map(|(share, policy)| Below::Disk {
+fn row(trace: &Trace, host: f64, disk: Option<(f64, &str)>) -> ReplayRow {
+    let below = disk.map(|(share, policy)| LowerTier::Disk {
         budget: Budget::Fraction(share),
         policy: policy.to_owned(),
     });

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::ops::ControlFlow;
 
 use hybrid_pages::error::Error;
-use hybrid_pages_lab::{Budget, LabError, ReadOptions, Sessions, Trace, replay};
+use hybrid_pages_lab::{Budget, LabError, ReadOptions, SessionIds, Trace, replay};
 
 const SHARES: [f64; 4] = [0.005, 0.01, 0.02, 0.05];
 
@@ -58,7 +58,7 @@ fn wrong_session_ids_cost_next_to_nothing_and_right_ones_help() {
             );
         }
     }
-    let returning = rates(conversation(|_, _| {}).with_sessions(Sessions::Returning));
+    let returning = rates(conversation(|_, _| {}).with_sessions(SessionIds::Returning));
     for (found, plain) in returning.iter().zip(&plain) {
         assert!(found > plain, "{found:.3}, {plain:.3} without");
     }

@@ -2,10 +2,12 @@
 
 use std::ops::ControlFlow;
 
-use hybrid_pages_lab::{Admit, Below, Budget, Link, ReadOptions, Row, Trace, replay_over};
+use hybrid_pages_lab::{
+    Budget, LowerTier, NetworkLink, ReadOptions, RemoteUse, ReplayRow, Trace, replay_over,
+};
 
 /// A page takes a second, a checkpoint two, and a block is computed in four.
-const LINK: Link = Link {
+const LINK: NetworkLink = NetworkLink {
     latency: 0.5,
     bandwidth: 1000.0,
     page_bytes: 1000,
@@ -24,19 +26,19 @@ fn trace(prompts: &[&[u32]]) -> Trace {
 }
 
 /// By `auto` and by `all`, under a host of such a size.
-fn rows(trace: &Trace, host: u64, link: Link) -> [Row; 2] {
+fn rows(trace: &Trace, host: u64, link: NetworkLink) -> [ReplayRow; 2] {
     let found = replay_over(
         std::slice::from_ref(trace),
         &["align-lru".to_owned()],
         &[Budget::Size(host)],
         2,
-        Some(&Below::Remote(link)),
+        Some(&LowerTier::Remote(link)),
         &|_| ControlFlow::Continue(()),
     );
-    let found: [Row; 2] = found.unwrap().try_into().unwrap();
+    let found: [ReplayRow; 2] = found.unwrap().try_into().unwrap();
     assert_eq!(
         found.each_ref().map(|row| row.admit),
-        [Some(Admit::Auto), Some(Admit::All)]
+        [Some(RemoteUse::Auto), Some(RemoteUse::All)]
     );
     found
 }
@@ -44,7 +46,7 @@ fn rows(trace: &Trace, host: u64, link: Link) -> [Row; 2] {
 #[test]
 fn all_finds_at_once_what_auto_finds_after_a_second_request() {
     let trace = trace(&[&[1, 2], &[9], &[1, 2], &[8], &[1, 2]]);
-    let [auto, all] = rows(&trace, 0, LINK).map(|row| row.crossed);
+    let [auto, all] = rows(&trace, 0, LINK).map(|row| row.traffic);
     // Two pages and a checkpoint, .5 + 2 + 2 seconds; computing takes 8.
     assert_eq!(
         (auto.hit_tokens, auto.up_bytes, auto.down_bytes),
@@ -61,11 +63,11 @@ fn all_finds_at_once_what_auto_finds_after_a_second_request() {
 #[test]
 fn what_is_slower_to_fetch_is_computed_by_auto_and_fetched_by_all() {
     let trace = trace(&[&[1], &[1], &[1]]);
-    let slow = Link {
+    let slow = NetworkLink {
         latency: 1.25,
         ..LINK
     };
-    let [auto, all] = rows(&trace, 0, slow).map(|row| row.crossed);
+    let [auto, all] = rows(&trace, 0, slow).map(|row| row.traffic);
     assert_eq!(
         (auto.hit_tokens, auto.slow_tokens, auto.down_bytes),
         (0, 512, 0)
@@ -81,7 +83,7 @@ fn what_is_slower_to_fetch_is_computed_by_auto_and_fetched_by_all() {
 fn only_what_the_host_lacks_comes_down() {
     // [9] takes a page and a checkpoint of the host's five units: the first two pages stay in the others.
     let trace = trace(&[&[1, 2], &[1, 2, 3], &[9], &[1, 2, 3, 4]]);
-    let [_, all] = rows(&trace, 5, LINK).map(|row| row.crossed);
+    let [_, all] = rows(&trace, 5, LINK).map(|row| row.traffic);
     assert_eq!((all.hit_tokens, all.down_bytes), (3 * 512, 1000 + 2000));
 }
 
@@ -89,7 +91,7 @@ fn only_what_the_host_lacks_comes_down() {
 fn the_break_even_is_the_first_token_that_pays() {
     // .5 + 2 seconds to begin with, then 1/128 - 1/512 a token.
     assert_eq!(LINK.break_even(512), Some(427));
-    let slow = Link {
+    let slow = NetworkLink {
         bandwidth: 250.0,
         ..LINK
     };
@@ -99,19 +101,19 @@ fn the_break_even_is_the_first_token_that_pays() {
 #[test]
 fn numbers_that_no_link_has_are_rejected() {
     for link in [
-        Link {
+        NetworkLink {
             latency: -1.0,
             ..LINK
         },
-        Link {
+        NetworkLink {
             bandwidth: 0.0,
             ..LINK
         },
-        Link {
+        NetworkLink {
             page_bytes: 0,
             ..LINK
         },
-        Link {
+        NetworkLink {
             speed: f64::NAN,
             ..LINK
         },

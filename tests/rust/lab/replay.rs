@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use hybrid_pages_lab::{BOUND, Budget, ReadOptions, Row, Trace, policies, replay};
+use hybrid_pages_lab::{BOUND, Budget, ReadOptions, ReplayRow, Trace, policies, replay};
 use proptest::prelude::*;
 
 const OPTIONS: ReadOptions = ReadOptions {
@@ -18,11 +18,11 @@ fn conversation() -> Trace {
     Trace::open(&path, OPTIONS).unwrap()
 }
 
-fn go_on(_: &Row) -> ControlFlow<()> {
+fn go_on(_: &ReplayRow) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
-fn rows(trace: &Trace, policies: &[&str], budgets: &[f64], ratio: u32) -> Vec<Row> {
+fn rows(trace: &Trace, policies: &[&str], budgets: &[f64], ratio: u32) -> Vec<ReplayRow> {
     let policies: Vec<_> = policies.iter().map(|&name| name.to_owned()).collect();
     let budgets: Vec<_> = budgets.iter().copied().map(Budget::Fraction).collect();
     replay(

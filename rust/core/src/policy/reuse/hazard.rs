@@ -151,9 +151,9 @@ impl Features {
 
     /// The two features of an end of a prompt that depend on its age: as a multiple of the output's length and of the
     /// gap before.
-    fn paces(&self) -> Option<[Pace; 2]> {
+    fn paces(&self) -> Option<[AgeFeature; 2]> {
         (self.0[3] > OFFSETS[3]).then(|| {
-            [3, 4].map(|feature| Pace {
+            [3, 4].map(|feature| AgeFeature {
                 offset: OFFSETS[feature].into(),
                 value: (self.0[feature] - OFFSETS[feature]).into(),
             })
@@ -164,12 +164,12 @@ impl Features {
 /// A feature that compares an age with a value: by how many half octaves the age is beyond it. Place 0 is for
 /// checkpoints that have no such value.
 #[derive(Debug, Clone, Copy)]
-struct Pace {
+struct AgeFeature {
     offset: i32,
     value: i32,
 }
 
-impl Pace {
+impl AgeFeature {
     fn at(self, bin: usize) -> usize {
         let place = if self.value > 0 {
             (HALF_OCTAVES[bin] + 60 - self.value).clamp(1, 60)

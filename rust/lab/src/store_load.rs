@@ -1,31 +1,32 @@
-//! What a remote store has to do: the format of its objects, and counts of requests and bytes.
+//! The load of a remote store: the format of its objects, and counts of requests and bytes.
 
-/// The format of packs, and when engines look.
+/// The format of packs, the objects of a remote store, and when engines look for new ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Packing {
-    /// A pack is sent when its entries have so many bytes, or
+pub struct PackFormat {
+    /// Bytes of entries at which a pack is sent.
     pub pack_bytes: u64,
-    /// when its first entry has waited so many ms.
+    /// Milliseconds after which a pack is sent that has not reached `pack_bytes`, counted from its first entry.
     pub wait: u64,
-    /// Entries of a run have at most so many bytes together; a larger entry is a run.
+    /// The most bytes of a run, which is fetched by one request: neighbouring entries of a pack, or one larger entry.
     pub run_bytes: u64,
-    /// A lookup finds its index too old after so many ms.
+    /// Milliseconds after which a lookup looks for new packs.
     pub stale: u64,
-    /// Keys in a reply to a list.
+    /// The most keys in a reply to a list request.
     pub list_keys: u64,
-    /// A list begins so many ms before the last one: so long may a pack be under way, and the clocks of engines differ.
+    /// Milliseconds before the last list request at which a list begins: so long may a pack be under way, and so much
+    /// may the clocks of engines differ.
     pub overlap: u64,
-    /// An engine lists everything after so many ms, to learn what was deleted.
+    /// Milliseconds after which an engine lists everything, to learn what was deleted.
     pub whole: u64,
-    /// Bytes of a pack's table, but for its rows.
+    /// Bytes of a pack's table without its rows.
     pub table_bytes: u64,
-    /// Bytes of an entry's row there.
+    /// Bytes of the row of an entry in a pack's table.
     pub row_bytes: u64,
-    /// Packs are deleted after so many ms.
+    /// Milliseconds after which packs are deleted; `None` for never.
     pub retention: Option<u64>,
 }
 
-impl Default for Packing {
+impl Default for PackFormat {
     fn default() -> Self {
         Self {
             pack_bytes: 32 << 20,
@@ -42,7 +43,7 @@ impl Default for Packing {
     }
 }
 
-impl Packing {
+impl PackFormat {
     /// Bytes of the tables of packs with so many entries together.
     pub(crate) const fn table(&self, packs: u64, entries: u64) -> u64 {
         let rows = entries.saturating_mul(self.row_bytes);
@@ -50,33 +51,33 @@ impl Packing {
     }
 }
 
-/// Requests and bytes: of a second, or of all.
+/// Counts of requests to a remote store and of bytes, in one second or in a longer time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Load {
-    /// Lookups that found their index old.
+pub struct StoreLoad {
+    /// Lookups that looked for new packs.
     pub looks: u64,
-    /// Lists: one for each full reply.
+    /// List requests: one for each reply.
     pub lists: u64,
-    /// Gets of tables.
+    /// Get requests for tables.
     pub table_gets: u64,
-    /// Gets of entries.
+    /// Get requests for entries.
     pub data_gets: u64,
-    /// Puts.
+    /// Put requests.
     pub puts: u64,
-    /// Bytes of tables that were got.
+    /// Bytes of tables that were fetched.
     pub table_bytes: u64,
-    /// Bytes of entries that were got.
+    /// Bytes of entries that were fetched.
     pub down_bytes: u64,
-    /// Bytes that were put.
+    /// Bytes that were uploaded.
     pub up_bytes: u64,
 }
 
-impl Load {
+impl StoreLoad {
     pub(crate) fn add(&mut self, other: &Self) {
         self.merge(other, u64::saturating_add);
     }
 
-    /// The larger of each.
+    /// Keeps the larger of each count.
     pub(crate) fn most(&mut self, other: &Self) {
         self.merge(other, u64::max);
     }

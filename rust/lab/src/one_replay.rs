@@ -7,92 +7,98 @@
 use hybrid_pages::ids::EntryId;
 use hybrid_pages::policy::{EntryKind, Hints, NewRequest, Policy};
 
-use crate::disk::Disk;
-use crate::level::{Cell, Level, NONE};
-use crate::link::{Admit, Link};
-use crate::shelf::{Crossed, Shelf};
-use crate::trace::{Trace, Visit};
+use crate::counted_tier::{BlockEntries, CountedTier, NONE};
+use crate::disk_tier::DiskTier;
+use crate::network::{NetworkLink, RemoteUse};
+use crate::simulated_store::{RemoteTraffic, SimulatedStore};
+use crate::trace::{Trace, TraceRequest};
 
-/// Tokens found and room taken, as sizes.
+/// The result of one replay: tokens found, and sizes of what was written and held.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct Outcome {
+pub(crate) struct ReplayOutcome {
     /// Tokens that requests resumed over.
     pub hit_tokens: u64,
-    /// Of these, what the host alone would not have found.
+    /// Tokens of `hit_tokens` that the host alone would not have found.
     pub disk_hit_tokens: u64,
-    /// Of all that was written to the host.
+    /// Size of all entries written to the host.
     pub written_size: u64,
-    /// Of all that was written to the disk.
+    /// Size of all entries written to the disk.
     pub disk_written_size: u64,
-    /// Of all that was read from there.
+    /// Size of all entries read from the disk.
     pub disk_read_size: u64,
-    /// Of the checkpoints after each request, summed over requests.
+    /// Size of the host's checkpoints after each request, summed over requests.
     pub checkpoint_size: u64,
-    /// Of all entries of the host after each request, summed over requests.
+    /// Size of the host's entries after each request, summed over requests.
     pub taken_size: u64,
-    /// Of all entries of the host after a request, at most.
+    /// The largest size of the host's entries after any request.
     pub most_size: u64,
-    /// Between the host and a remote store.
-    pub crossed: Crossed,
+    /// Traffic between the host and a remote store.
+    pub traffic: RemoteTraffic,
 }
 
-/// A cache of counts.
-pub(crate) struct Lab<'a> {
+/// A replay of one trace through a host that only counts entries, over a disk or a remote store or neither.
+pub(crate) struct OneReplay<'a> {
     trace: &'a Trace,
-    host: Level<'a>,
-    disk: Option<Disk<'a>>,
-    shelf: Option<Shelf>,
-    outcome: Outcome,
+    host: CountedTier<'a>,
+    disk: Option<DiskTier<'a>>,
+    store: Option<SimulatedStore>,
+    outcome: ReplayOutcome,
     admitted: Vec<usize>,
     names: Vec<u64>,
 }
 
-impl<'a> Lab<'a> {
+impl<'a> OneReplay<'a> {
     pub(crate) fn new(trace: &'a Trace, policy: Box<dyn Policy>, ratio: u32, budget: u64) -> Self {
         Self {
             trace,
-            host: Level::new(trace, policy, ratio, budget),
+            host: CountedTier::new(trace, policy, ratio, budget),
             disk: None,
-            shelf: None,
-            outcome: Outcome::default(),
+            store: None,
+            outcome: ReplayOutcome::default(),
             admitted: Vec::new(),
             names: Vec::new(),
         }
     }
 
-    /// The same with a disk below.
+    /// Adds a disk below the host.
     pub(crate) fn over(mut self, policy: Box<dyn Policy>, ratio: u32, budget: u64) -> Self {
-        self.disk = Some(Disk::new(Level::new(self.trace, policy, ratio, budget)));
+        self.disk = Some(DiskTier::new(CountedTier::new(
+            self.trace, policy, ratio, budget,
+        )));
         self
     }
 
-    /// The same with a remote store below.
-    pub(crate) fn beside(mut self, link: Link, admit: Admit) -> Self {
-        self.shelf = Some(Shelf::new(self.trace.boundaries.len(), link, admit));
+    /// Adds a remote store below the host.
+    pub(crate) fn beside(mut self, link: NetworkLink, admit: RemoteUse) -> Self {
+        self.store = Some(SimulatedStore::new(
+            self.trace.boundaries.len(),
+            link,
+            admit,
+        ));
         self
     }
 
-    pub(crate) fn run(mut self) -> (Outcome, usize) {
-        for visit in &self.trace.visits {
-            self.step(visit);
+    pub(crate) fn run(mut self) -> (ReplayOutcome, usize) {
+        for request in &self.trace.requests {
+            self.step(request);
         }
         let mut bytes = self.host.policy.bytes();
         self.outcome.written_size = self.host.written;
         if let Some(disk) = &self.disk {
-            self.outcome.disk_written_size = disk.level.written;
-            bytes += disk.level.policy.bytes();
+            self.outcome.disk_written_size = disk.tier.written;
+            bytes += disk.tier.policy.bytes();
         }
-        if let Some(shelf) = &self.shelf {
-            self.outcome.crossed = shelf.crossed;
+        if let Some(store) = &self.store {
+            self.outcome.traffic = store.traffic;
         }
         (self.outcome, bytes)
     }
 
-    fn step(&mut self, visit: &Visit) {
+    fn step(&mut self, request: &TraceRequest) {
         let trace = self.trace;
-        let path = trace.path(visit);
-        let limit = (visit.tokens.saturating_sub(1) / trace.block_tokens) as usize;
-        let (host, disk) = (&self.host, self.disk.as_ref().map(|disk| &disk.level));
+        let path = trace.path(request);
+        let limit = (request.tokens.saturating_sub(1) / trace.block_tokens) as usize;
+        let (host, disk) = (&self.host, self.disk.as_ref().map(|disk| &disk.tier));
         let hit = |pages: usize, has: &dyn Fn(u32) -> bool| {
             let last = path[..pages.min(limit)].iter().rposition(|&at| has(at));
             last.map_or(0, |block| block + 1)
@@ -101,20 +107,20 @@ impl<'a> Lab<'a> {
         let alone = hit(leading(&|at| host.has_page(at)), &|at| {
             host.has_checkpoint(at)
         });
-        let shelf = self.shelf.as_ref();
+        let store = self.store.as_ref();
         let pages = leading(&|at| {
             host.has_page(at)
                 || disk.is_some_and(|disk| disk.has_page(at))
-                || shelf.is_some_and(|shelf| shelf.has_page(at))
+                || store.is_some_and(|store| store.has_page(at))
         });
         let mut resumed = hit(pages, &|at| {
             host.has_checkpoint(at)
                 || disk.is_some_and(|disk| disk.has_checkpoint(at))
-                || shelf.is_some_and(|shelf| shelf.has_checkpoint(at))
+                || store.is_some_and(|store| store.has_checkpoint(at))
         });
         let below = (resumed - alone) as u64 * trace.block_tokens;
-        if let Some(shelf) = self.shelf.as_mut().filter(|_| below > 0) {
-            if !shelf.fetch(&path[..resumed], below, &self.host) {
+        if let Some(store) = self.store.as_mut().filter(|_| below > 0) {
+            if !store.fetch(&path[..resumed], below, &self.host) {
                 resumed = alone;
             }
         } else {
@@ -126,20 +132,20 @@ impl<'a> Lab<'a> {
         let name = |&at: &u32| trace.boundaries[at as usize].name;
         self.names.extend(path.iter().map(name));
         self.admitted.clear();
-        let request = NewRequest {
-            now: visit.now,
-            tokens: visit.tokens,
+        let arrival = NewRequest {
+            now: request.now,
+            tokens: request.tokens,
             boundaries: &self.names,
             limit,
             resumed,
             pages,
             seen: pages,
             free: host.free(),
-            hints: visit.hints,
+            hints: request.hints,
         };
-        self.host.policy.admit(&request, &mut self.admitted);
+        self.host.policy.admit(&arrival, &mut self.admitted);
         if let Some(disk) = &mut self.disk {
-            disk.hear(&request);
+            disk.hear(&arrival);
         }
         self.admitted.sort_unstable();
         if resumed > alone {
@@ -148,7 +154,7 @@ impl<'a> Lab<'a> {
                 self.outcome.disk_read_size += read;
             }
         }
-        // Pages that no checkpoint needs are not kept by whom they can't help.
+        // Pages behind the last checkpoint are not kept: nothing could resume there.
         let reach = self
             .admitted
             .last()
@@ -168,16 +174,16 @@ impl<'a> Lab<'a> {
         if let Some(disk) = &mut self.disk {
             disk.write_behind(&path[..kept], resumed, &self.admitted, &self.host);
         }
-        if let Some(shelf) = &mut self.shelf {
-            shelf.write_behind(&path[..kept], resumed, &self.admitted, &self.host);
-            shelf.pass(path);
+        if let Some(store) = &mut self.store {
+            store.write_behind(&path[..kept], resumed, &self.admitted, &self.host);
+            store.pass(path);
         }
-        self.release(path, resumed, &visit.hints);
-        if visit.hints.store {
+        self.release(path, resumed, &request.hints);
+        if request.hints.store {
             let (names, end) = (&self.names, self.names.len());
-            self.host.policy.finish(names, end, visit.output_tokens);
+            self.host.policy.finish(names, end, request.output_tokens);
             if let Some(disk) = &mut self.disk {
-                disk.level.policy.finish(names, end, visit.output_tokens);
+                disk.tier.policy.finish(names, end, request.output_tokens);
             }
         }
         self.host.shrink(self.host.budget);
@@ -187,7 +193,7 @@ impl<'a> Lab<'a> {
         self.outcome.most_size = self.outcome.most_size.max(taken);
     }
 
-    /// Brings to the host what it lacks of a hit. Returns the size of that.
+    /// Brings entries of a hit to the host that it lacks. Returns their size.
     fn promote(&mut self, path: &[u32]) -> u64 {
         let before = self.host.written;
         for &at in path {
@@ -201,12 +207,12 @@ impl<'a> Lab<'a> {
         self.host.written - before
     }
 
-    /// Deepest first, a block's checkpoint before its page.
+    /// Releases the entries of a request, the deepest first and a block's checkpoint before its page.
     fn release(&mut self, path: &[u32], resumed: usize, hints: &Hints) {
         let everything = self.host.policy.refreshes_path();
         let reach = self.admitted.last().copied().unwrap_or(0).max(resumed);
         for (block, &at) in path.iter().enumerate().rev() {
-            let Cell { page, checkpoint } = self.host.cell(at);
+            let BlockEntries { page, checkpoint } = self.host.cell(at);
             let depth = block + 1;
             let used = everything || depth == resumed || self.admitted.contains(&depth);
             if checkpoint != NONE && used {
@@ -233,9 +239,11 @@ mod tests {
     }
 
     /// Runs the visits of a trace from one on. Returns the tokens found.
-    fn hits(lab: &mut Lab<'_>, trace: &Trace, range: std::ops::Range<usize>) -> u64 {
+    fn hits(lab: &mut OneReplay<'_>, trace: &Trace, range: std::ops::Range<usize>) -> u64 {
         let before = lab.outcome.hit_tokens;
-        trace.visits[range].iter().for_each(|visit| lab.step(visit));
+        trace.requests[range]
+            .iter()
+            .for_each(|request| lab.step(request));
         lab.outcome.hit_tokens - before
     }
 
@@ -245,17 +253,22 @@ mod tests {
         let path = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../../tests/data/mooncake_conversation_trace.jsonl.zst");
         let trace = Trace::open(&path, ReadOptions::default()).unwrap();
-        let (half, all) = (trace.visits.len() / 2, trace.visits.len());
+        let (half, all) = (trace.requests.len() / 2, trace.requests.len());
         let budget = trace.distinct_blocks() as u64 * 4 / share;
-        let mut lab = Lab::new(&trace, reuse(), 3, budget);
+        let mut lab = OneReplay::new(&trace, reuse(), 3, budget);
         hits(&mut lab, &trace, 0..half);
         let learnt = lab.host.policy.learnt();
         assert!(lab.host.shrink(0));
         let goes_on = hits(&mut lab, &trace, half..all);
         let mut policy = reuse();
         assert!(policy.recall(&learnt));
-        let [recalls, anew] = [policy, reuse()]
-            .map(|policy| hits(&mut Lab::new(&trace, policy, 3, budget), &trace, half..all));
+        let [recalls, anew] = [policy, reuse()].map(|policy| {
+            hits(
+                &mut OneReplay::new(&trace, policy, 3, budget),
+                &trace,
+                half..all,
+            )
+        });
         [goes_on, recalls, anew]
     }
 

@@ -1,15 +1,15 @@
-//! The way to a remote store: what fetching costs against computing.
+//! The network to a remote store, and an engine's speed: what fetching costs against computing.
 
 use hybrid_pages::error::Error;
 
 use crate::error::Result;
 
-/// Most bytes of a page and of a checkpoint.
+/// The most bytes of a page, and of a checkpoint.
 const MOST_BYTES: u64 = 1 << 40;
 
-/// Bytes per second, tokens per second, and how many bytes there are.
+/// The network between an engine and a remote store, sizes of entries, and the engine's speed.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Link {
+pub struct NetworkLink {
     /// Seconds from a request to the first byte of its answer.
     pub latency: f64,
     /// Bytes per second between one engine and the store.
@@ -22,20 +22,21 @@ pub struct Link {
     pub speed: f64,
 }
 
-/// What is uploaded and fetched.
+/// How engines use a remote store: what they upload, and what they fetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Admit {
-    /// Up goes what a second request has passed; down comes what is faster to fetch than to compute.
+pub enum RemoteUse {
+    /// Entries that a second request has passed are uploaded; prefixes that are faster to fetch than to compute are
+    /// fetched.
     Auto,
-    /// Everything that is published goes up, everything that is found comes down.
+    /// Everything that is published is uploaded, and everything that is found is fetched.
     All,
 }
 
-impl Admit {
-    /// Both, with their names.
+impl RemoteUse {
+    /// Each choice with its name.
     pub const ALL: [(&'static str, Self); 2] = [("auto", Self::Auto), ("all", Self::All)];
 
-    /// Its name.
+    /// The name of the choice.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -45,7 +46,7 @@ impl Admit {
     }
 }
 
-impl Link {
+impl NetworkLink {
     /// Rejects numbers that no link has.
     ///
     /// # Errors
@@ -88,18 +89,18 @@ impl Link {
         (gain > 0.0 && tokens < 1e15).then(|| tokens as u64 + 1)
     }
 
-    /// Bytes of so many entries.
+    /// Bytes of so many pages and checkpoints.
     pub(crate) const fn bytes(&self, pages: usize, checkpoints: usize) -> u64 {
         let pages = self.page_bytes.saturating_mul(pages as u64);
         pages.saturating_add(self.checkpoint_bytes.saturating_mul(checkpoints as u64))
     }
 
-    /// Seconds that fetching takes; its requests are under way together.
+    /// Seconds that fetching so many bytes takes, all requests being under way together.
     pub(crate) fn fetch(&self, bytes: u64) -> f64 {
         self.latency + bytes as f64 / self.bandwidth
     }
 
-    /// Seconds that computing takes.
+    /// Seconds that computing so many tokens takes.
     pub(crate) fn compute(&self, tokens: u64) -> f64 {
         tokens as f64 / self.speed
     }

@@ -1,4 +1,4 @@
-//! One tier of the lab: which entries are there, and the policy that says who leaves.
+//! A tier without bytes: which entries are in it, and the policy that says which one leaves.
 
 use hybrid_pages::ids::{EntryId, TenantId};
 use hybrid_pages::policy::{EntryKind, Hints, NewEntry, Policy};
@@ -7,32 +7,32 @@ use crate::trace::{ROOT, Trace};
 
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// The entries at a boundary.
+/// The numbers of the entries of one block, or [`NONE`].
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Cell {
+pub(crate) struct BlockEntries {
     pub(crate) page: u32,
     pub(crate) checkpoint: u32,
 }
 
-/// A tier of counts.
-pub(crate) struct Level<'a> {
+/// A tier that only counts entries: they have sizes, but no bytes.
+pub(crate) struct CountedTier<'a> {
     trace: &'a Trace,
     pub(crate) policy: Box<dyn Policy>,
     ratio: u32,
     pub(crate) budget: u64,
-    cells: Vec<Cell>,
-    /// Boundary and kind of each entry.
+    cells: Vec<BlockEntries>,
+    /// Block and kind of each entry.
     entries: Vec<(u32, EntryKind)>,
     vacant: Vec<u32>,
     pages: u64,
     checkpoints: u64,
-    /// Size of all that entered.
+    /// Size of all entries that ever entered.
     pub(crate) written: u64,
 }
 
-impl<'a> Level<'a> {
+impl<'a> CountedTier<'a> {
     pub(crate) fn new(trace: &'a Trace, policy: Box<dyn Policy>, ratio: u32, budget: u64) -> Self {
-        let empty = Cell {
+        let empty = BlockEntries {
             page: NONE,
             checkpoint: NONE,
         };
@@ -50,7 +50,7 @@ impl<'a> Level<'a> {
         }
     }
 
-    pub(crate) fn cell(&self, at: u32) -> Cell {
+    pub(crate) fn cell(&self, at: u32) -> BlockEntries {
         self.cells[at as usize]
     }
 
@@ -62,22 +62,22 @@ impl<'a> Level<'a> {
         self.cell(at).checkpoint != NONE
     }
 
-    /// Of the checkpoints.
+    /// Size of all checkpoints.
     pub(crate) fn checkpoint_size(&self) -> u64 {
         self.checkpoints * u64::from(self.ratio)
     }
 
-    /// Of all entries.
+    /// Size of all entries.
     pub(crate) fn taken(&self) -> u64 {
         self.pages + self.checkpoint_size()
     }
 
-    /// Room that nothing takes; 0 while the tier has more than its budget.
+    /// Free room; 0 while the tier holds more than its budget.
     pub(crate) fn free(&self) -> u64 {
         self.budget.saturating_sub(self.taken())
     }
 
-    /// Room that an entry takes.
+    /// Size of an entry of a kind.
     pub(crate) const fn size(&self, kind: EntryKind) -> u32 {
         match kind {
             EntryKind::Page | EntryKind::Window => 1,
@@ -85,7 +85,7 @@ impl<'a> Level<'a> {
         }
     }
 
-    /// Nobody holds an entry any more that a request with such hints stored or used.
+    /// Releases an entry that a request with these hints has stored or used.
     pub(crate) fn let_go(&mut self, id: EntryId, hints: &Hints) {
         if hints.keep() {
             self.policy.hold(id);
@@ -94,7 +94,7 @@ impl<'a> Level<'a> {
         self.policy.release(id);
     }
 
-    /// As the policy sees an entry that is about to enter.
+    /// The entry of a block as the policy sees it when it enters.
     pub(crate) fn as_new(&self, id: EntryId, at: u32, kind: EntryKind) -> NewEntry {
         let boundary = self.trace.boundaries[at as usize];
         let parent = match kind {

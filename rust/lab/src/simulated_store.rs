@@ -1,15 +1,15 @@
-//! A remote store below the host of one replay: unbounded, so it has no policy.
+//! A remote store below the host of one replay. It is unbounded, so it has no policy.
 
-use crate::level::Level;
-use crate::link::{Admit, Link};
+use crate::counted_tier::CountedTier;
+use crate::network::{NetworkLink, RemoteUse};
 
-/// What crossed the network, and what that was worth.
+/// The traffic between a host and a remote store, and the time that it saved.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Crossed {
-    /// Tokens that were resumed over and that the host alone would not have found.
+pub struct RemoteTraffic {
+    /// Tokens that requests resumed over and that the host alone would not have found.
     pub hit_tokens: u64,
     /// Tokens that the store had beyond the host in prefixes that are slower to fetch than to compute. They are
-    /// not fetched, or, by [`Admit::All`], fetched at a loss.
+    /// not fetched, or, by [`RemoteUse::All`], fetched at a loss.
     pub slow_tokens: u64,
     /// Bytes to the store.
     pub up_bytes: u64,
@@ -19,18 +19,18 @@ pub struct Crossed {
     pub saved_seconds: f64,
 }
 
-pub(crate) struct Shelf {
-    link: Link,
-    admit: Admit,
+pub(crate) struct SimulatedStore {
+    link: NetworkLink,
+    admit: RemoteUse,
     pages: Vec<bool>,
     checkpoints: Vec<bool>,
-    /// Boundaries that a request has passed.
+    /// Whether a request has passed each block.
     passed: Vec<bool>,
-    pub(crate) crossed: Crossed,
+    pub(crate) traffic: RemoteTraffic,
 }
 
-impl Shelf {
-    pub(crate) fn new(boundaries: usize, link: Link, admit: Admit) -> Self {
+impl SimulatedStore {
+    pub(crate) fn new(boundaries: usize, link: NetworkLink, admit: RemoteUse) -> Self {
         let none = vec![false; boundaries];
         Self {
             link,
@@ -38,7 +38,7 @@ impl Shelf {
             pages: none.clone(),
             checkpoints: none.clone(),
             passed: none,
-            crossed: Crossed::default(),
+            traffic: RemoteTraffic::default(),
         }
     }
 
@@ -50,35 +50,35 @@ impl Shelf {
         self.checkpoints[at as usize]
     }
 
-    /// Whether a path that the host lacks a part of comes from here, and not from computing so many tokens.
-    pub(crate) fn fetch(&mut self, path: &[u32], tokens: u64, host: &Level<'_>) -> bool {
+    /// Decides whether a path of which the host lacks a part is fetched, instead of computing so many tokens.
+    pub(crate) fn fetch(&mut self, path: &[u32], tokens: u64, host: &CountedTier<'_>) -> bool {
         let pages = path.iter().filter(|&&at| !host.has_page(at)).count();
         let last = path.last().filter(|&&at| !host.has_checkpoint(at));
         let bytes = self.link.bytes(pages, usize::from(last.is_some()));
         let saved = self.link.compute(tokens) - self.link.fetch(bytes);
         if saved <= 0.0 {
-            self.crossed.slow_tokens += tokens;
-            if self.admit == Admit::Auto {
+            self.traffic.slow_tokens += tokens;
+            if self.admit == RemoteUse::Auto {
                 return false;
             }
         }
-        self.crossed.hit_tokens += tokens;
-        self.crossed.down_bytes = self.crossed.down_bytes.saturating_add(bytes);
-        self.crossed.saved_seconds += saved;
+        self.traffic.hit_tokens += tokens;
+        self.traffic.down_bytes = self.traffic.down_bytes.saturating_add(bytes);
+        self.traffic.saved_seconds += saved;
         true
     }
 
-    /// Offers a path that the host has: its pages, the checkpoint that was resumed from and the new ones.
+    /// Offers the entries of a path that the host has: pages, the checkpoint that was resumed from and new ones.
     pub(crate) fn write_behind(
         &mut self,
         path: &[u32],
         resumed: usize,
         new: &[usize],
-        host: &Level<'_>,
+        host: &CountedTier<'_>,
     ) {
         for (depth, &at) in (1..).zip(path) {
             let index = at as usize;
-            if self.admit == Admit::Auto && !self.passed[index] {
+            if self.admit == RemoteUse::Auto && !self.passed[index] {
                 break;
             }
             let used = depth == resumed || new.contains(&depth);
@@ -87,11 +87,11 @@ impl Shelf {
                 && host.has_checkpoint(at)
                 && !std::mem::replace(&mut self.checkpoints[index], true);
             let bytes = self.link.bytes(usize::from(page), usize::from(checkpoint));
-            self.crossed.up_bytes = self.crossed.up_bytes.saturating_add(bytes);
+            self.traffic.up_bytes = self.traffic.up_bytes.saturating_add(bytes);
         }
     }
 
-    /// A request with this path has run.
+    /// Notes that a request with this path has run.
     pub(crate) fn pass(&mut self, path: &[u32]) {
         path.iter().for_each(|&at| self.passed[at as usize] = true);
     }

@@ -1,4 +1,4 @@
-//! Requests of as many users as a fleet has work for, made from one trace.
+//! The requests of many users, as many as a fleet can just serve, made from copies of one trace.
 //!
 //! The sessions of a trace come once in each copy, every copy at another time of the trace's length: a session
 //! begins that much later, and one that would begin after the trace's end begins as much after its start. Gaps
@@ -10,54 +10,55 @@ use hybrid_pages::ids::PrefixKey;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::error::Result;
-use crate::trace::{Trace, Visit};
+use crate::trace::{Trace, TraceRequest};
 
-/// A block that so many sessions pass is everybody's.
+/// A block that so many sessions pass is the same in all copies.
 const SHARED_BY: u32 = 10;
-/// Of a copy's place in time: the golden ratio spreads any number of copies evenly.
+/// Step between the starts of copies, as a share of the trace's length: the golden ratio spreads any number of copies
+/// evenly.
 const SPREAD: f64 = 0.618_033_988_749_894_9;
 
 /// A request of a copy.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Call {
+pub(crate) struct ScaledRequest {
     /// Milliseconds since the start.
     pub(crate) now: u64,
     pub(crate) copy: u32,
-    /// Among the trace's requests.
-    pub(crate) visit: u32,
+    /// Index among the trace's requests.
+    pub(crate) traced: u32,
 }
 
-pub(crate) struct Crowd<'a> {
+pub(crate) struct ScaledTrace<'a> {
     trace: &'a Trace,
-    /// By boundary.
+    /// Whether each block of the trace is the same in all copies.
     shared: Vec<bool>,
     pub(crate) copies: usize,
-    /// In order of time.
-    pub(crate) calls: Vec<Call>,
+    /// The requests of all copies in order of time.
+    pub(crate) requests: Vec<ScaledRequest>,
 }
 
-impl<'a> Crowd<'a> {
-    /// So many copies of a trace. `share`: whether copies have common blocks.
+impl<'a> ScaledTrace<'a> {
+    /// Makes so many copies of a trace. `share`: whether copies have common blocks.
     pub(crate) fn new(trace: &'a Trace, copies: f64, share: bool) -> Result<Self> {
         let (sessions, requests) = trace.derive();
         let count = copies.ceil() as usize;
-        if count.saturating_mul(trace.visits.len().max(trace.boundaries.len())) >= 1 << 31 {
+        if count.saturating_mul(trace.requests.len().max(trace.boundaries.len())) >= 1 << 31 {
             return Err(Error::InvalidArgument(format!(
                 "engines: expected work for at most 2^31 blocks and requests, found {count} copies of the trace"
             ))
             .into());
         }
-        let start = trace.visits.first().map_or(0, |visit| visit.now);
+        let start = trace.requests.first().map_or(0, |traced| traced.now);
         let lasts = trace.lasts().max(1);
         let mut begins = vec![u64::MAX; requests.len()];
-        for (visit, session) in trace.visits.iter().zip(&sessions) {
+        for (traced, session) in trace.requests.iter().zip(&sessions) {
             if let Some(session) = *session {
-                begins[session] = begins[session].min(visit.now - start);
+                begins[session] = begins[session].min(traced.now - start);
             }
         }
-        let mut calls = Vec::new();
-        let expected = (trace.visits.len() as f64 * copies) as usize;
-        calls.try_reserve_exact(expected).map_err(|_| {
+        let mut requests = Vec::new();
+        let expected = (trace.requests.len() as f64 * copies) as usize;
+        requests.try_reserve_exact(expected).map_err(|_| {
             Error::InvalidArgument(format!(
                 "engines: expected work that memory can hold, found {expected} requests"
             ))
@@ -65,25 +66,25 @@ impl<'a> Crowd<'a> {
         for copy in 0..count {
             let left = copies - copy as f64;
             let delay = ((copy as f64 * SPREAD).fract() * lasts as f64) as u64;
-            for (at, (visit, session)) in trace.visits.iter().zip(&sessions).enumerate() {
+            for (at, (traced, session)) in trace.requests.iter().zip(&sessions).enumerate() {
                 // A prompt without a full block is a session of its own.
                 let (who, begin) = match *session {
                     Some(session) => (session as u64, begins[session]),
-                    None => (at as u64 | 1 << 63, visit.now - start),
+                    None => (at as u64 | 1 << 63, traced.now - start),
                 };
                 if chance(who, copy as u64) >= left {
                     continue;
                 }
                 let turned = (begin + delay) % (lasts + 1);
-                calls.push(Call {
-                    now: turned + (visit.now - start - begin),
+                requests.push(ScaledRequest {
+                    now: turned + (traced.now - start - begin),
                     copy: copy as u32,
-                    visit: at as u32,
+                    traced: at as u32,
                 });
             }
         }
-        calls.retain(|call| call.now <= lasts);
-        calls.sort_by_key(|call| call.now);
+        requests.retain(|request| request.now <= lasts);
+        requests.sort_by_key(|request| request.now);
         Ok(Self {
             trace,
             shared: if share {
@@ -92,22 +93,25 @@ impl<'a> Crowd<'a> {
                 vec![false; trace.boundaries.len()]
             },
             copies: count,
-            calls,
+            requests,
         })
     }
 
-    pub(crate) fn visit(&self, call: &Call) -> &'a Visit {
-        &self.trace.visits[call.visit as usize]
+    pub(crate) fn traced(&self, request: &ScaledRequest) -> &'a TraceRequest {
+        &self.trace.requests[request.traced as usize]
     }
 
-    /// The number of each block of a request: the same for the same blocks of one copy or of all.
-    pub(crate) fn blocks<'b>(&'b self, call: &'b Call) -> impl Iterator<Item = usize> + 'b {
-        let path = self.trace.path(self.visit(call));
+    /// The number of each block of a request. Blocks with one number have the same tokens.
+    pub(crate) fn blocks<'b>(
+        &'b self,
+        request: &'b ScaledRequest,
+    ) -> impl Iterator<Item = usize> + 'b {
+        let path = self.trace.path(self.traced(request));
         path.iter().map(|&at| {
             let copy = if self.shared[at as usize] {
                 0
             } else {
-                call.copy as usize
+                request.copy as usize
             };
             copy * self.trace.boundaries.len() + at as usize
         })
@@ -124,7 +128,7 @@ impl<'a> Crowd<'a> {
         Ok(PrefixKey::new(&of_copy.to_le_bytes())?)
     }
 
-    /// Blocks of all copies.
+    /// Number of blocks of all copies.
     pub(crate) fn block_count(&self) -> usize {
         self.trace.boundaries.len() * self.copies
     }
@@ -138,13 +142,13 @@ fn chance(session: u64, copy: u64) -> f64 {
 /// Which boundaries many sessions pass.
 fn popular(trace: &Trace, sessions: &[Option<usize>]) -> Vec<bool> {
     let mut passing = vec![(usize::MAX, 0_u32); trace.boundaries.len()];
-    let mut by_session: Vec<usize> = (0..trace.visits.len()).collect();
+    let mut by_session: Vec<usize> = (0..trace.requests.len()).collect();
     by_session.sort_by_key(|&at| sessions[at]);
     for at in by_session {
         let Some(session) = sessions[at] else {
             continue;
         };
-        for &boundary in trace.path(&trace.visits[at]) {
+        for &boundary in trace.path(&trace.requests[at]) {
             let (last, count) = &mut passing[boundary as usize];
             if *last != session {
                 (*last, *count) = (session, *count + 1);

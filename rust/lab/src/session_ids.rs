@@ -1,27 +1,27 @@
-//! Sessions of a trace: as it names them, or derived from its chains.
+//! Session ids of a trace's requests: those that the trace names, or ids derived from its prompts.
 
 use hashbrown::HashMap;
 
 use crate::trace::Trace;
 
-/// Whose session ids a replay shows to the policies.
+/// The session ids that a replay shows to the policies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Sessions {
-    /// Those that the trace names.
+pub enum SessionIds {
+    /// The ids that the trace names.
     #[default]
     Given,
-    /// None.
+    /// No ids.
     Ignored,
-    /// Every request's, derived: a request goes on in the session whose last prompt is the longest that its
+    /// Derived ids for every request: a request goes on in the session whose last prompt is the longest one that its
     /// own begins with, and begins a session if there is none.
     Derived,
-    /// The same, for sessions of several requests alone: as if the application told conversations from
-    /// single calls.
+    /// Derived ids for requests of sessions with several requests alone: as if the application told conversations
+    /// from single calls.
     Returning,
 }
 
-impl Sessions {
-    /// Every way by its name on a command line.
+impl SessionIds {
+    /// Each choice with its name on a command line.
     pub const NAMES: [(&'static str, Self); 4] = [
         ("given", Self::Given),
         ("ignore", Self::Ignored),
@@ -31,20 +31,20 @@ impl Sessions {
 }
 
 impl Trace {
-    /// The same requests with other session ids.
+    /// This trace with other session ids.
     #[must_use]
-    pub fn with_sessions(mut self, sessions: Sessions) -> Self {
+    pub fn with_sessions(mut self, sessions: SessionIds) -> Self {
         match sessions {
-            Sessions::Given => {}
-            Sessions::Ignored => self
-                .visits
+            SessionIds::Given => {}
+            SessionIds::Ignored => self
+                .requests
                 .iter_mut()
                 .for_each(|it| it.hints.session = None),
-            Sessions::Derived | Sessions::Returning => {
+            SessionIds::Derived | SessionIds::Returning => {
                 let (ids, requests) = self.derive();
-                for (visit, id) in self.visits.iter_mut().zip(ids) {
-                    let wanted = |&id: &usize| sessions == Sessions::Derived || requests[id] > 1;
-                    visit.hints.session = id.filter(wanted).map(|id| id as u64);
+                for (request, id) in self.requests.iter_mut().zip(ids) {
+                    let wanted = |&id: &usize| sessions == SessionIds::Derived || requests[id] > 1;
+                    request.hints.session = id.filter(wanted).map(|id| id as u64);
                 }
             }
         }
@@ -55,8 +55,8 @@ impl Trace {
     pub(crate) fn derive(&self) -> (Vec<Option<usize>>, Vec<usize>) {
         let mut ends: HashMap<u32, usize> = HashMap::new();
         let mut requests = Vec::new();
-        let session_of = |visit| {
-            let path = self.path(visit);
+        let session_of = |request| {
+            let path = self.path(request);
             let &end = path.last()?;
             let goes_on = path.iter().rev().find_map(|at| ends.remove(at));
             let session = goes_on.unwrap_or_else(|| {
@@ -67,7 +67,7 @@ impl Trace {
             ends.insert(end, session);
             Some(session)
         };
-        let ids = self.visits.iter().map(session_of).collect();
+        let ids = self.requests.iter().map(session_of).collect();
         (ids, requests)
     }
 }
@@ -78,7 +78,7 @@ mod tests {
     use crate::trace::ReadOptions;
 
     /// Session ids of prompts of whole blocks.
-    fn ids(chains: &[&[u64]], sessions: Sessions) -> Vec<Option<u64>> {
+    fn ids(chains: &[&[u64]], sessions: SessionIds) -> Vec<Option<u64>> {
         let row = |(now, chain): (usize, &&[u64])| {
             let tokens = chain.len() * 512 + 1;
             format!(
@@ -88,7 +88,7 @@ mod tests {
         let text: String = chains.iter().enumerate().map(row).collect();
         let trace = Trace::read(text.as_bytes(), ReadOptions::default()).unwrap();
         let trace = trace.with_sessions(sessions);
-        trace.visits.iter().map(|it| it.hints.session).collect()
+        trace.requests.iter().map(|it| it.hints.session).collect()
     }
 
     #[test]
@@ -106,10 +106,10 @@ mod tests {
         let some = |ids: &[u64]| -> Vec<_> { ids.iter().map(|&id| Some(id)).collect() };
         let mut derived = some(&[0, 0, 1, 0, 0, 1, 1, 2]);
         derived[4] = None;
-        assert_eq!(ids(&chains, Sessions::Derived), derived);
+        assert_eq!(ids(&chains, SessionIds::Derived), derived);
         derived[7] = None;
-        assert_eq!(ids(&chains, Sessions::Returning), derived);
-        assert_eq!(ids(&chains, Sessions::Ignored), [None; 8]);
-        assert_eq!(ids(&chains, Sessions::Given), [Some(0); 8]);
+        assert_eq!(ids(&chains, SessionIds::Returning), derived);
+        assert_eq!(ids(&chains, SessionIds::Ignored), [None; 8]);
+        assert_eq!(ids(&chains, SessionIds::Given), [Some(0); 8]);
     }
 }

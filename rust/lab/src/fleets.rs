@@ -1,0 +1,108 @@
+//! Simulations of several fleets of engines, on all cores, each fleet with a remote store of its own.
+
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use hybrid_pages::error::Error;
+use hybrid_pages::guarded::lock;
+
+use crate::engine::check_engines;
+use crate::error::Result;
+use crate::fleet::{Fleet, FleetRow, FleetTerms, copies, counted, run};
+use crate::store_load::PackFormat;
+use crate::trace::Trace;
+
+/// Called with the number of requests that have run since the last call, and with about how many run in all. A break
+/// stops the simulation.
+pub type FleetProgress<'a> = dyn Fn(usize, usize) -> ControlFlow<()> + Sync + 'a;
+
+/// The longest trace, a hundred days: each second is counted apart.
+const MOST_SECONDS: u64 = 100 * 24 * 3600;
+
+/// Simulates every fleet, on all cores. Rows come in the order of fleets. After a break nothing goes on, and the rows
+/// are incomplete.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for an unknown policy, a number out of range, or more work than can be counted;
+/// [`Error::Budget`] if a host can't hold a page and a checkpoint.
+pub fn fleets(
+    trace: &Trace,
+    terms: &FleetTerms,
+    all: &[Fleet],
+    progress: &FleetProgress<'_>,
+) -> Result<Vec<FleetRow>> {
+    terms.link.check()?;
+    let PackFormat {
+        pack_bytes,
+        run_bytes,
+        list_keys,
+        ..
+    } = terms.packing;
+    for (name, value) in [
+        ("ratio", u64::from(terms.ratio)),
+        ("pack_bytes", pack_bytes),
+        ("run_bytes", run_bytes),
+        ("list_keys", list_keys),
+    ] {
+        if value == 0 {
+            return Err(
+                Error::InvalidArgument(format!("{name}: expected at least 1, found 0")).into(),
+            );
+        }
+    }
+    let part = terms.lasts.map(|lasts| trace.until(lasts));
+    let trace = part.as_ref().unwrap_or(trace);
+    let (half, end) = counted(trace);
+    if half >= end {
+        return Err(Error::InvalidArgument(format!(
+            "trace: expected requests over at least 3 seconds, found {} ms",
+            trace.lasts()
+        ))
+        .into());
+    }
+    if end > MOST_SECONDS * 1000 {
+        return Err(Error::InvalidArgument(format!(
+            "trace: expected requests over at most {MOST_SECONDS} seconds, found {} ms: shorten it with `lasts`",
+            trace.lasts()
+        ))
+        .into());
+    }
+    all.iter()
+        .try_for_each(|fleet| check_engines(fleet.engines))?;
+    let calls = |fleet: &Fleet| copies(trace, terms, fleet.engines) * trace.requests() as f64;
+    let expected = all.iter().map(calls).sum::<f64>() as usize;
+    let progress = |run: usize| progress(run, expected);
+    // The largest first: the others fill the gaps.
+    let mut order: Vec<usize> = (0..all.len()).collect();
+    order.sort_by_key(|&at| std::cmp::Reverse(all[at].engines));
+    let rows = Mutex::new(vec![None; all.len()]);
+    let next = AtomicUsize::new(0);
+    let work = || -> Result<()> {
+        while let Some(&at) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
+            match run(trace, terms, all[at], &progress) {
+                Ok(Some(row)) => {
+                    lock(&rows)[at] = Some(row);
+                }
+                stopped => {
+                    next.store(order.len(), Ordering::Relaxed);
+                    stopped?;
+                }
+            }
+        }
+        Ok(())
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads.min(all.len()))
+            .map(|_| scope.spawn(work))
+            .collect();
+        workers.into_iter().try_for_each(|worker| {
+            worker
+                .join()
+                .unwrap_or_else(|cause| std::panic::resume_unwind(cause))
+        })
+    })?;
+    let rows = rows.into_inner().unwrap_or_else(PoisonError::into_inner);
+    Ok(rows.into_iter().flatten().collect())
+}
