@@ -160,9 +160,8 @@ def test_a_read_that_the_table_does_not_list_is_found() -> None:
 def read_by_the_binding() -> set[str]:
     """Attributes that the steps of an engine read of its objects, and of ours."""
     names = set[str]()
-    for module in ("calls", "pins", "run", "steps", "tables"):
-        text = (ROOT / "rust" / "python" / "src" / f"{module}.rs").read_text()
-        names |= set(re.findall(r'intern!\([^"]*"(\w+)"\)', text))
+    for file in (ROOT / "rust/python/src").rglob("*.rs"):
+        names |= set(re.findall(r'intern!\([^"]*"(\w+)"\)', file.read_text()))
     return names
 
 
