@@ -82,7 +82,10 @@ impl Scene {
         for _ in 0..100 {
             match restore.progress() {
                 RestoreProgress::Ready => {
-                    let lease = restore.take().unwrap();
+                    // Others may have come in between.
+                    let Some(lease) = restore.take() else {
+                        continue;
+                    };
                     let mut blocks = lease.entries().iter().map(|entry| entry.block_index);
                     assert!(blocks.all(|block| (lease.first()..lease.blocks()).contains(&block)));
                     let sums = lease.entries().iter().map(|entry| &entry.checksums);
