@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use crate::cells::Cells;
 use crate::door::Door;
-use crate::folder::Other;
 use crate::format::{Change, IndexRecord};
 use crate::job::DiskJob;
+use crate::path::folder::Other;
 use crate::shape::CellShape;
 use crate::store::DiskStore;
 use hybrid_pages::tier::CopyId;

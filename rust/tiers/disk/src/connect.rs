@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 
 use crate::book::{Book, Trash, minute};
 use crate::crew::{self, Member};
-use crate::folder::{Other, directory_of};
 use crate::format::IndexRecord;
 use crate::index::{DiskIndex, IndexContents};
 use crate::keeper::{Keeper, owner, shrink};
 use crate::lock;
+use crate::path::folder::{Other, directory_of};
+use crate::path::trouble::Trouble;
 use crate::shared::DiskShared;
 use crate::stats::DiskFailure;
 use crate::store::{DiskStore, StoreNames};
-use crate::trouble::Trouble;
 use hybrid_pages::error::{Cause, Error, Result};
 use hybrid_pages_arena::Arena;
 use hybrid_pages_tiers::{CONNECTED_TWICE, Identity, Name, Planes};

@@ -14,6 +14,13 @@ pub(crate) const HEADER_BYTES: usize = ALIGNMENT;
 /// Most ranks whose checksums a header has room for.
 pub(crate) const MAX_RANKS: usize = 256;
 
+/// File that describes what an identity was made from.
+pub(crate) const ABOUT: &str = "about.json";
+/// That file while it is written.
+pub(crate) const ABOUT_DRAFT: &str = "about.json.new";
+/// Most bytes of that file.
+pub(crate) const MOST_ABOUT: u64 = 1 << 20;
+
 const MAGIC: [u8; 8] = *b"HYBPCELL";
 const SUMS_AT: usize = 128;
 const CHECK_AT: usize = HEADER_BYTES - 8;

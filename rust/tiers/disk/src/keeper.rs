@@ -9,8 +9,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::book::Victim;
 use crate::index::{DiskIndex, IndexOwner};
-use crate::lane::DiskLane;
 use crate::lock;
+use crate::path::lane::DiskLane;
 use crate::shared::DiskShared;
 use crate::stats::DiskFailure;
 use crate::store::{DiskStore, StoreNames};
@@ -121,7 +121,7 @@ impl Keeper {
         let shared = &self.shared;
         let (directory, folder) = shared.lane()?.ephemeral()?;
         let names = StoreNames {
-            identity: crate::folder::random()?,
+            identity: crate::path::folder::random()?,
             epoch,
             directory: directory.clone(),
             persistent: false,

@@ -6,31 +6,26 @@
 //! checksums were those that the book names, so no order of writes is needed for bytes to be right: a crash or a
 //! loss of power can only cost entries.
 
-mod backend;
 mod below;
 mod book;
 mod cells;
 mod connect;
 mod crew;
 mod door;
-mod folder;
 mod format;
 mod handle;
 mod health;
 mod index;
 mod job;
-mod journal;
 mod keeper;
-mod lane;
-mod marker;
 mod options;
+mod path;
 mod queue;
 mod shape;
 mod shared;
 mod stats;
 mod store;
 mod tree;
-mod trouble;
 mod uses;
 
 use hybrid_pages::guarded::lock;

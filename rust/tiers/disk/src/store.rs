@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use memmap2::MmapMut;
 
 use crate::door::{ALIGNMENT, Door, DoorFile};
+use crate::format::{ABOUT, ABOUT_DRAFT, MOST_ABOUT};
 use crate::shape::CellShape;
-use crate::tree::{ABOUT, ABOUT_DRAFT, MOST_ABOUT};
 use hybrid_pages_tiers::Identity;
 
 /// An open store. Copies under way keep theirs when the disk has moved on to another.

@@ -8,9 +8,9 @@ use rustix::fs::AtFlags;
 use rustix::io::Errno;
 
 use super::DiskTree;
-use crate::folder;
 use crate::index;
-use crate::lane::{self, DiskLane};
+use crate::path::folder;
+use crate::path::lane::{self, DiskLane};
 
 /// Limits that say what is removed besides what was cleared or set aside.
 #[derive(Debug, Clone, Copy, Default)]

@@ -7,9 +7,9 @@ use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use crate::door::DoorFile;
-use crate::folder::open_file;
+use crate::index::journal;
 use crate::index::{self, Claim, DiskIndex, IndexContents};
-use crate::journal;
+use crate::path::folder::open_file;
 use hybrid_pages::error::Cause;
 
 /// Most bytes of an index or a journal: some twenty million entries.

@@ -19,18 +19,12 @@ use rustix::io::Errno;
 pub use collect::{Collected, Limits};
 pub use verify::{Bad, Verdict};
 
-use crate::folder::{self, Other, open_file};
+use crate::format::{ABOUT, MOST_ABOUT};
 use crate::index;
-use crate::lane;
+use crate::path::folder::{self, Other, open_file};
+use crate::path::lane;
 use copy::Copied;
 use hybrid_pages::error::{Cause, Error, Result};
-
-/// File that describes what an identity was made from.
-pub(super) const ABOUT: &str = "about.json";
-/// That file while it is written.
-pub(super) const ABOUT_DRAFT: &str = "about.json.new";
-/// Most bytes of that file.
-pub(super) const MOST_ABOUT: u64 = 1 << 20;
 
 /// The directory of a disk tier, as tools see it.
 #[derive(Debug)]

@@ -4,6 +4,9 @@
 //! have headers of their own. But only a file that was opened and read can be damaged: where the system refuses a call,
 //! nothing is known of the file, and it stays as it is.
 
+mod backend;
+pub(crate) mod journal;
+
 use std::collections::HashMap;
 use std::fmt::{self, Debug};
 use std::io;
@@ -16,15 +19,15 @@ use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::backend::{Backend, InMemory, Refused};
 use crate::door::Door;
-use crate::folder::random;
 use crate::format::{Change, DISK_FORMAT_VERSION, IndexRecord, MAX_RANKS};
-use crate::journal::{self, Journal};
+use crate::path::folder::random;
+use backend::{Backend, InMemory, Refused};
 use hybrid_pages::error::Cause;
 use hybrid_pages::policy::MOST_LEARNT;
 use hybrid_pages::transfer::panic_message;
 use hybrid_pages_tiers::{Identity, Name};
+use journal::Journal;
 
 pub(crate) const FILE: &str = "index.redb";
 pub(crate) const ASIDE: &str = "index.damaged";

@@ -7,10 +7,10 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
-use crate::folder::{is_lane, names, open_file, random_name};
+use super::folder::{is_lane, names, open_file, random_name};
+use super::trouble::Trouble;
 use crate::format::DISK_FORMAT_VERSION;
 use crate::stats::DiskFailure;
-use crate::trouble::Trouble;
 use hybrid_pages::error::{Cause, Error};
 
 const MARKER: &str = "hybrid-pages-disk";

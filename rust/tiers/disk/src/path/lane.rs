@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
-use crate::door::Door;
-use crate::folder::{
+use super::folder::{
     Other, PRIVATE, cleared, directories, lane_name, lane_number, make_folder, make_private, names,
     open_file, open_folder, remove_folder,
 };
-use crate::marker;
+use super::marker;
+use super::trouble::Trouble;
+use crate::door::Door;
 use crate::stats::DiskFailure;
-use crate::trouble::Trouble;
 use hybrid_pages::error::{Error, Result};
 
 const LOCK: &str = "lock";
