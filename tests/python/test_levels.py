@@ -124,7 +124,12 @@ def planted(tmp_path, folder, name, line):
         ("rust/core", "src/prefix/joint.rs", "use super::super::cache::Hit;", "prefix -> cache"),
         ("rust/core", "src/slot/mod.rs", "fn f(_: crate::prefix::Hit) {}", "slot -> prefix"),
         ("rust/cuda", "src/driver/mod.rs", "use crate::engine::CudaEngine;", "driver -> engine"),
-        ("rust/lab", "src/bound.rs", "pub(crate) use super::one_replay::OneReplay;", "bound -> one_replay"),
+        (
+            "rust/lab",
+            "src/bound.rs",
+            "pub(crate) use super::one_replay::OneReplay;",
+            "bound -> one_replay",
+        ),
     ],
 )
 def test_an_upward_import_in_rust_is_found(tmp_path, crate, name, line, found):

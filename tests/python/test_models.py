@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from hybrid_pages.models.blocks import Plan, plan
+from hybrid_pages.models.blocks import CachePlan, plan
 from hybrid_pages.models.choices import Choices
 from hybrid_pages.models.config import Config, ModelError, find
 from hybrid_pages.models.families import READERS, REFUSED, layers_of
-from hybrid_pages.models.layers import State
+from hybrid_pages.models.layers import RecurrentState
 from model_configs import ATTENTION, QWEN35_08B, QWEN36_27B, RECURRENT, config_of
 
 
-def planned(config: dict[str, Any], **options: Any) -> Plan:
+def planned(config: dict[str, Any], **options: Any) -> CachePlan:
     own = ("device", "block_size", "exports")
     choices = Choices(**{key: value for key, value in options.items() if key not in own})
     rest = {key: value for key, value in options.items() if key in own}
@@ -266,7 +266,7 @@ def test_every_state_says_the_bytes_of_its_shapes():
         layer.kind: layer
         for name in RECURRENT
         for layer in planned(config_of(name)).layers
-        if isinstance(layer, State)
+        if isinstance(layer, RecurrentState)
     }
     assert set(states) == {
         "Gated DeltaNet",

@@ -18,10 +18,10 @@ from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.verify import main
 from hybrid_pages.verify.answers import Answer, first_difference
 from hybrid_pages.verify.process import EngineFailed, EngineProcess
-from hybrid_pages.verify.prompts import Prompt
+from hybrid_pages.verify.prompts import VerifyPrompt
 from hybrid_pages.verify.report import as_json, markdown, report, show
 from hybrid_pages.verify.runs import COLD, COLD_AGAIN, LOCAL, LOCAL_AGAIN, Runs, collect
-from hybrid_pages.verify.tiers import Start, arrange
+from hybrid_pages.verify.tiers import EngineStart, arrange
 from hybrid_pages.verify.verdict import (
     DIFFERS,
     EQUAL,
@@ -95,10 +95,10 @@ def test_the_source_of_hits_is_told_and_several_are():
 # ---- settings of verify's engines
 
 
-RUN = Start("run")
+RUN = EngineStart("run")
 
 
-def arranged(settings: dict[str, Any], start: Start = RUN, **transfer: Any) -> Any:
+def arranged(settings: dict[str, Any], start: EngineStart = RUN, **transfer: Any) -> Any:
     ours = {"kv_connector": "HybridPagesConnector", "kv_role": "kv_both"}
     return arrange({**ours, "kv_connector_extra_config": settings, **transfer}, start)
 
@@ -119,21 +119,21 @@ def test_tiers_have_places_of_their_own_and_users_places_stay_alone():
     }
     assert (found.disk, found.remote) == ("/d/cache.verify-run", "s3://b/p/verify-run")
     assert any("left there: remove it" in note for note in found.notes)
-    assert arranged(ALL, Start("run", scratch="/s")).disk == "/s/cache.verify-run"
+    assert arranged(ALL, EngineStart("run", scratch="/s")).disk == "/s/cache.verify-run"
     assert arranged({"remote_url": "mooncake://m:1"}).remote == "mooncake://m:1"
 
 
 def test_a_tier_can_be_alone():
-    disk = arranged(ALL, Start("run", alone="disk"))
+    disk = arranged(ALL, EngineStart("run", alone="disk"))
     assert disk.tiers == ("host", "disk")
     assert "remote_url" not in disk.transfer["kv_connector_extra_config"]
-    remote = arranged(ALL, Start("run", alone="remote"))
+    remote = arranged(ALL, EngineStart("run", alone="remote"))
     assert remote.tiers == ("host", "remote")
     assert not {"disk_path", "disk_gb"} & set(remote.transfer["kv_connector_extra_config"])
 
 
 def test_without_a_configuration_the_connector_is_used():
-    found = arrange(None, Start("run"))
+    found = arrange(None, EngineStart("run"))
     assert found.tiers == ("host",) and found.transfer["kv_connector"] == "HybridPagesConnector"
 
 
@@ -213,7 +213,7 @@ def found(
     facts = {"block_tokens": N, "longest": 4096, "tiers": tiers, "vllm": "0", "platform": "cpu"}
     counted = {"stored_entries:pages": 2, "stored_entries:checkpoints": 1, **(figures or {})}
     return Runs(
-        [Prompt("a", (1,) * tokens, 2)],
+        [VerifyPrompt("a", (1,) * tokens, 2)],
         {**facts, "notes": ["a note"]},
         {
             COLD: [cold],
@@ -342,7 +342,7 @@ def test_scores_count_right_answers_by_phase():
         cold=answer(-1.0, -2.0, text="#### 8"),
     )
     assert scores(runs) == {}
-    runs.prompts[0] = Prompt("q", (1,) * 96, 2, ("Question:",), "7")
+    runs.prompts[0] = VerifyPrompt("q", (1,) * 96, 2, ("Question:",), "7")
     assert scores(runs) == {COLD: 0, COLD_AGAIN: 0, LOCAL: 0, LOCAL_AGAIN: 0, "host": 1}
 
 
@@ -376,15 +376,17 @@ def test_every_prompt_runs_cold_twice_and_from_each_tier_alone():
     starts = []
 
     @contextmanager
-    def engines(start: Start) -> Any:
+    def engines(start: EngineStart) -> Any:
         starts.append((start.run, start.alone))
         fake = Fake(told)
         if start.alone:
             fake.seen = {"r-first-0", "r-first-1"}
         yield fake, {"tiers": ["host", "disk"], "block_tokens": N, "longest": 99}
 
-    made = [Prompt("a", (1,) * 40, 4), Prompt("b", (2,) * 40, 4)]
-    runs = collect(engines, lambda engine, facts: made, Start("r"), at_once=1, step=lambda *_: None)
+    made = [VerifyPrompt("a", (1,) * 40, 4), VerifyPrompt("b", (2,) * 40, 4)]
+    runs = collect(
+        engines, lambda engine, facts: made, EngineStart("r"), at_once=1, step=lambda *_: None
+    )
     assert starts == [("r", ""), ("r", "disk")]
     one = [["r-first-0"]] * 2 + [["r-second-0"]] * 2 + ["reset", ["r-first-0"]]
     two = [["r-first-1"]] * 2 + [["r-second-1"]] * 2 + ["reset", ["r-first-1"]]
@@ -399,11 +401,11 @@ def test_prompts_go_together_when_asked_to():
     told: list[Any] = []
 
     @contextmanager
-    def engines(start: Start) -> Any:
+    def engines(start: EngineStart) -> Any:
         yield Fake(told), {"tiers": ["host"], "block_tokens": N, "longest": 99}
 
-    made = [Prompt("a", (1,) * 40, 4)] * 3
-    collect(engines, lambda engine, facts: made, Start("r"), at_once=2, step=lambda *_: None)
+    made = [VerifyPrompt("a", (1,) * 40, 4)] * 3
+    collect(engines, lambda engine, facts: made, EngineStart("r"), at_once=2, step=lambda *_: None)
     assert [len(each) for each in told if isinstance(each, list)] == [2] * 5 + [1] * 5
 
 
@@ -413,12 +415,12 @@ def test_prompts_that_an_engine_dies_of_are_named():
             raise EngineFailed("the engine's process ended with status -9", by_log=True)
 
     @contextmanager
-    def engines(start: Start) -> Any:
+    def engines(start: EngineStart) -> Any:
         yield Dead(), {"tiers": ["host"], "block_tokens": N, "longest": 99}
 
-    made = [Prompt("line 1", (1,), 4), Prompt("line 2", (1,) * 40, 4)]
+    made = [VerifyPrompt("line 1", (1,), 4), VerifyPrompt("line 2", (1,) * 40, 4)]
     with pytest.raises(EngineFailed) as error:
-        collect(engines, lambda *_: made, Start("r"), at_once=2, step=lambda *_: None)
+        collect(engines, lambda *_: made, EngineStart("r"), at_once=2, step=lambda *_: None)
     assert str(error.value).startswith("cold, line 1 (1 token), line 2 (40 tokens): the engine's")
     assert error.value.by_log
 
@@ -471,7 +473,7 @@ def test_of_many_rows_those_that_are_not_equal_are_shown():
     one, bad = found(), found(answer(-1.0, -5.0, cached=64))
     for phase, answers in one.answers.items():
         answers[:] = answers * 49 + bad.answers[phase]
-    one.prompts = [Prompt(f"p{index}", (1,) * 96, 2) for index in range(50)]
+    one.prompts = [VerifyPrompt(f"p{index}", (1,) * 96, 2) for index in range(50)]
     data, text, terminal = shown(one)
     assert len(data["prompts"]) == 50
     for printed in (text, terminal):
@@ -494,7 +496,7 @@ def test_an_engine_that_cannot_start_tells_why_and_is_gone(tmp_path):
     with (tmp_path / "log").open("w+b") as log:
         process = EngineProcess(log)
         with pytest.raises(EngineFailed, match="No module named 'vllm'"):
-            process.arrange("m", [], Start("r"))
+            process.arrange("m", [], EngineStart("r"))
         with pytest.raises(EngineFailed, match="expected `arrange` before `start`"):
             process.start()
         process.close()

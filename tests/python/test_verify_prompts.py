@@ -11,7 +11,7 @@ import pytest
 
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.verify import main, prompts, questions
-from hybrid_pages.verify.prompts import Given
+from hybrid_pages.verify.prompts import GivenPrompts
 
 N = 32
 
@@ -24,13 +24,13 @@ def written(folder: Path, name: str, text: str) -> Path:
 
 def test_prompts_are_read_from_lines_and_objects(tmp_path):
     assert prompts.read(written(tmp_path, "a.txt", "\ufeffone\n\n two \n")) == [
-        Given("line 1", "one"),
-        Given("line 3", " two "),
+        GivenPrompts("line 1", "one"),
+        GivenPrompts("line 3", " two "),
     ]
     lines = '{"prompt": "one\\u2028two", "id": 4}\n{"prompt_token_ids": [1, 2]}\n'
     assert prompts.read(written(tmp_path, "a.jsonl", lines)) == [
-        Given("line 1", "one\u2028two"),
-        Given("line 2", tokens=(1, 2)),
+        GivenPrompts("line 1", "one\u2028two"),
+        GivenPrompts("line 2", tokens=(1, 2)),
     ]
 
 
@@ -104,7 +104,7 @@ def test_prompts_are_text_where_there_is_a_tokenizer_and_ids_where_not():
     assert [len(each.tokens) for each in made()] == [43, 65, 128, 208]
     assert "tokens of text" in made()[0].name
     assert "random tokens" in made({**FACTS, "has_tokenizer": False})[0].name
-    text, ids = made(given=[Given("a", "word"), Given("b", tokens=(1, 2))])
+    text, ids = made(given=[GivenPrompts("a", "word"), GivenPrompts("b", tokens=(1, 2))])
     assert (len(text.tokens), ids.tokens) == (4, (1, 2))
 
 
@@ -119,9 +119,12 @@ def test_prompts_are_ids_where_the_tokenizer_knows_no_word_or_cuts_texts(most):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (Given("line 4", tokens=(1, 128)), "line 4: expected token ids below 128, found 128"),
-        (Given("line 4", tokens=(1,) * 4090), "line 4: expected at most 4088 tokens"),
-        (Given("line 4", ""), "line 4: expected a prompt with tokens"),
+        (
+            GivenPrompts("line 4", tokens=(1, 128)),
+            "line 4: expected token ids below 128, found 128",
+        ),
+        (GivenPrompts("line 4", tokens=(1,) * 4090), "line 4: expected at most 4088 tokens"),
+        (GivenPrompts("line 4", ""), "line 4: expected a prompt with tokens"),
     ],
 )
 def test_prompts_that_the_engine_does_not_take_are_named(given, said):
@@ -156,7 +159,7 @@ def test_questions_follow_worked_ones_that_fill_a_block(tmp_path):
     # More than four of them, since a prompt that is no longer than a block restores nothing.
     assert next(each.name for each in wide if each.wanted) > "question 5"
     with pytest.raises(SettingsError, match="tokenizer"):
-        made({**FACTS, "has_tokenizer": False}, given=[Given("a", tokens=(1,))], asked=asked)
+        made({**FACTS, "has_tokenizer": False}, given=[GivenPrompts("a", tokens=(1,))], asked=asked)
 
 
 @pytest.mark.parametrize(

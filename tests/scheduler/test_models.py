@@ -29,7 +29,7 @@ from hybrid_pages.models.blocks import _of_one_page, _Spec, plan
 from hybrid_pages.models.choices import Choices
 from hybrid_pages.models.config import Config
 from hybrid_pages.models.families import DEFAULTS, READERS, REFUSED, layers_of
-from hybrid_pages.models.layers import Attention, State
+from hybrid_pages.models.layers import Attention, RecurrentState
 from model_configs import ATTENTION, QWEN35_08B, QWEN36_27B, RECURRENT, config_of
 
 try:
@@ -123,7 +123,7 @@ def test_states_are_those_of_the_model_class(architecture, ranks, ssm, drafts):
         Config("config.json", config_of(architecture)),
         Choices(ranks=ranks, ssm_dtype=ssm, drafts=drafts),
     )
-    (state,) = {layer for layer in layers if isinstance(layer, State)}
+    (state,) = {layer for layer in layers if isinstance(layer, RecurrentState)}
     assert state.shapes == tuple(map(tuple, shapes))
     assert tuple(DTYPES[it] for it in state.element_bytes) == tuple(dtypes)
     assert (
@@ -160,7 +160,7 @@ def test_families_of_the_newest_version_are_all_real():
 
 
 def spec_of(layer: Any, block: int, padded: int | None = None) -> Any:
-    if isinstance(layer, State):
+    if isinstance(layer, RecurrentState):
         return MambaSpec(
             block_size=block,
             shapes=layer.shapes,
@@ -220,7 +220,7 @@ class Backend:
 def test_blocks_are_as_long_as_vllm_makes_them(monkeypatch, config, ranks, alignment):
     own = Config("config.json", config)
     layers = layers_of(own, Choices(ranks=ranks))
-    states = [layer for layer in layers if isinstance(layer, State)]
+    states = [layer for layer in layers if isinstance(layer, RecurrentState)]
     (attention,) = {layer for layer in layers if isinstance(layer, Attention)}
     exports = states[0].export
     if alignment and exports != "flashinfer":

@@ -23,11 +23,11 @@ from vllm.platforms import current_platform
 from vllm.v1.attention.backend import MultipleOf
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-from hybrid_pages.models.blocks import Plan, plan
+from hybrid_pages.models.blocks import CachePlan, plan
 from hybrid_pages.models.choices import Choices
 from hybrid_pages.models.config import Config, ModelError
 from hybrid_pages.models.families import layers_of
-from hybrid_pages.models.layers import State
+from hybrid_pages.models.layers import RecurrentState
 from random_models import FAMILIES
 
 try:
@@ -87,7 +87,7 @@ def kept(spec: Any) -> tuple[int, int | None]:
 
 def planned(
     folder: Path, ranks: int, options: dict[str, Any], device: str, drafts: int = 0
-) -> Plan:
+) -> CachePlan:
     choices = Choices(
         ranks=ranks,
         kv_dtype=options["kv_cache_dtype"],
@@ -142,7 +142,9 @@ def test_the_plan_is_what_vllm_makes_of_a_model(monkeypatch, tmp_path, family, s
     groups = planning.get_kv_cache_groups(config, dict(specs))
     found = planned(tmp_path, ranks, options, device, drafts)
     assert Counter(
-        (layer.nbytes, None) if isinstance(layer, State) else (layer.token_bytes, layer.window)
+        (layer.nbytes, None)
+        if isinstance(layer, RecurrentState)
+        else (layer.token_bytes, layer.window)
         for layer in found.layers
     ) == Counter(map(kept, specs.values()))
     assert sorted((group.block_tokens, len(group.layers)) for group in found.groups) == sorted(

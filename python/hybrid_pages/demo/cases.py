@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from hybrid_pages.demo.engine import Answer, DemoEngine
+from hybrid_pages.demo.engine import DemoAnswer, DemoEngine
 from hybrid_pages.demo.models import FIRST_TOKEN, VOCAB
 
 Prompt = list[int]
@@ -26,7 +26,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Row:
+class CaseRow:
     """The result of a case."""
 
     name: str
@@ -70,7 +70,7 @@ def cases(block_tokens: int) -> list[Case]:
     ]
 
 
-def show(engine: DemoEngine, case: Case, runs: int) -> Row:
+def show(engine: DemoEngine, case: Case, runs: int) -> CaseRow:
     """Runs a case cold, on vLLM's own local hit, and restored; times are medians of ``runs``."""
     cold, restored = [], []
     _warm(engine, case)
@@ -82,7 +82,7 @@ def show(engine: DemoEngine, case: Case, runs: int) -> Row:
             _warm(engine, case)
         engine.forget()
         restored.append(engine.ask(case.prompt))
-    return Row(
+    return CaseRow(
         name=case.name,
         prompt_tokens=len(case.prompt),
         cold_ttft_ms=_milliseconds(cold),
@@ -95,7 +95,7 @@ def show(engine: DemoEngine, case: Case, runs: int) -> Row:
     )
 
 
-def restarted(model: Path, host_gb: float, disk: Path, failures: dict[str, float]) -> Row:
+def restarted(model: Path, host_gb: float, disk: Path, failures: dict[str, float]) -> CaseRow:
     """Asks one engine a prompt, ends it, and asks the next one on the same disk the same prompt.
 
     Args:
@@ -110,7 +110,7 @@ def restarted(model: Path, host_gb: float, disk: Path, failures: dict[str, float
         cold, local = engine.ask(case.prompt), engine.ask(case.prompt)
     with _started(model, host_gb, disk, failures) as engine:
         restored = engine.ask(case.prompt)
-    return Row(
+    return CaseRow(
         name="restarted, restored from disk",
         prompt_tokens=len(case.prompt),
         cold_ttft_ms=_milliseconds([cold]),
@@ -144,5 +144,5 @@ def _warm(engine: DemoEngine, case: Case) -> None:
         engine.ask(prompt)
 
 
-def _milliseconds(answers: list[Answer]) -> float:
+def _milliseconds(answers: list[DemoAnswer]) -> float:
     return 1000 * median(answer.ttft_seconds for answer in answers)

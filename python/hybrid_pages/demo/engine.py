@@ -26,7 +26,7 @@ DISK_GB = 0.05
 
 
 @dataclass(frozen=True)
-class Answer:
+class DemoAnswer:
     """The text of one request, and its cost."""
 
     tokens: tuple[int, ...]
@@ -36,7 +36,7 @@ class Answer:
     loaded_tokens: int
     loaded_bytes: int
 
-    def distance(self, other: Answer) -> float:
+    def distance(self, other: DemoAnswer) -> float:
         """Largest |delta log-probability|, infinite if the texts differ."""
         if self.tokens != other.tokens:
             return float("inf")
@@ -79,7 +79,7 @@ class DemoEngine:
     def _core(self) -> Any:
         return self.llm.llm_engine.engine_core.engine_core
 
-    def ask(self, prompt: Sequence[int], count: int = 8) -> Answer:
+    def ask(self, prompt: Sequence[int], count: int = 8) -> DemoAnswer:
         """Generates ``count`` tokens, greedily."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
@@ -102,7 +102,7 @@ class DemoEngine:
             engine.step()
         after, completion = self.counters(), last.outputs[0]
         moved = {name: after.get(name, 0) - before.get(name, 0) for name in after}
-        return Answer(
+        return DemoAnswer(
             tuple(completion.token_ids),
             tuple(next(iter(at.values())).logprob for at in completion.logprobs),
             first - started,

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from hybrid_pages.cause import cause_of_error
-from hybrid_pages.demo.cases import Row, cases, restarted, show
+from hybrid_pages.demo.cases import CaseRow, cases, restarted, show
 from hybrid_pages.demo.engine import DemoEngine
 from hybrid_pages.demo.models import ensure
 from hybrid_pages.demo.quiet import hushed, stage
@@ -79,7 +79,7 @@ def _run(args: SimpleNamespace) -> int:
 
 
 def _report(
-    rows: list[Row],
+    rows: list[CaseRow],
     memory: dict[str, float],
     start_line: str,
     failures: dict[str, float],
@@ -127,7 +127,7 @@ def _report(
     return "\n".join(lines)
 
 
-def _verdict(row: Row) -> str:
+def _verdict(row: CaseRow) -> str:
     if row.equal:
         return "equal" if row.restored_tokens else "equal (nothing to restore)"
     if row.restored_tokens != row.expected_tokens:

@@ -16,7 +16,7 @@ from hybrid_pages.checks.rules import findings
 from hybrid_pages.checks.situation import Finding, Situation
 from hybrid_pages.checks.steps import least_batched_tokens
 from hybrid_pages.doctor.serve_arguments import Command
-from hybrid_pages.models.blocks import Plan, plan
+from hybrid_pages.models.blocks import CachePlan, plan
 from hybrid_pages.models.choices import Choices
 from hybrid_pages.models.config import Config, ModelError, find
 from hybrid_pages.models.families import layers_of
@@ -209,7 +209,7 @@ def _retention(command: Command) -> int | None:
     return command.number(name, 0, least=0)
 
 
-def _planned(command: Command, skipped: list[str]) -> Plan | None:
+def _planned(command: Command, skipped: list[str]) -> CachePlan | None:
     if command.model is None:
         skipped.append("the size of a block: no model is named")
         return None
@@ -299,7 +299,7 @@ def _disk(settings: Settings) -> Iterator[Finding]:
             )
 
 
-def _situation(command: Command, planned: Plan | None, settings: Settings | None) -> Situation:
+def _situation(command: Command, planned: CachePlan | None, settings: Settings | None) -> Situation:
     environment = {**os.environ, **command.environment}
     ours = command.ours() or {}
     changes = ""

@@ -12,7 +12,7 @@ from pathlib import Path
 from hybrid_pages.models.choices import Choices
 from hybrid_pages.models.config import Config, ModelError, find
 from hybrid_pages.models.families import layers_of
-from hybrid_pages.models.layers import Attention, State
+from hybrid_pages.models.layers import Attention, RecurrentState
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def read_model(path: Path) -> Model:
         config = Config.read(find(str(path)))
         layers = layers_of(config, Choices())
         attention = [layer for layer in layers if isinstance(layer, Attention)]
-        states = [layer for layer in layers if isinstance(layer, State)]
+        states = [layer for layer in layers if isinstance(layer, RecurrentState)]
         kinds = sorted({layer.kind for layer in layers})
         if not states or not attention or any(layer.window for layer in attention):
             raise config.error(

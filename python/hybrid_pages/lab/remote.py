@@ -35,7 +35,7 @@ _NUMBER = r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})\s*"
 
 
 @dataclass(frozen=True)
-class Way:
+class RemoteWay:
     """Latency in seconds and bandwidth in bytes per second, as given."""
 
     label: str
@@ -43,7 +43,7 @@ class Way:
     bandwidth: float
 
 
-def way(text: str) -> Way:
+def way(text: str) -> RemoteWay:
     """A latency and a bandwidth such as 20ms,1GB/s.
 
     Raises:
@@ -58,7 +58,7 @@ def way(text: str) -> Way:
             f"found {reprlib.repr(text)}"
         )
     seconds = float(Decimal(match[1]) * _SECONDS[match[2]])
-    return Way(text, seconds, float(Decimal(match[3]) * _BYTES[match[4]]))
+    return RemoteWay(text, seconds, float(Decimal(match[3]) * _BYTES[match[4]]))
 
 
 def check(args: SimpleNamespace) -> None:
@@ -72,7 +72,7 @@ def check(args: SimpleNamespace) -> None:
 
 
 def link(
-    way: Way, args: SimpleNamespace, model: Model | None, block_tokens: int, ratio: int
+    way: RemoteWay, args: SimpleNamespace, model: Model | None, block_tokens: int, ratio: int
 ) -> Link:
     """The link for blocks of so many tokens."""
     page = page_bytes(args, model, block_tokens)
@@ -123,7 +123,7 @@ def report(
     rows: Sequence[Sequence[ReplayRow]],
     labels: Sequence[str],
     link: Link,
-    way: Way,
+    way: RemoteWay,
     trace: Trace,
     assumed: Sequence[str],
 ) -> list[str]:

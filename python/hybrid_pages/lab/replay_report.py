@@ -89,7 +89,7 @@ def table(
     replayed: Replayed,
     budgets: Sequence[Budget],
     model: Model | None,
-    way: remote.Way | None = None,
+    way: remote.RemoteWay | None = None,
     assumed: Sequence[str] = (),
 ) -> str:
     """The hit rates by policy and budget, below a summary of the trace.

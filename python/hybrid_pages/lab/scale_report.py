@@ -10,7 +10,7 @@ from typing import Any
 
 from hybrid_pages._core import FleetRow, Link, StoreLoad, Trace
 from hybrid_pages.lab.budgets import amount
-from hybrid_pages.lab.remote import Way
+from hybrid_pages.lab.remote import RemoteWay
 from hybrid_pages.text import columns
 
 PUTS = 3_500
@@ -37,7 +37,7 @@ class Scaled:
     path: str
     trace: Trace
     link: Link
-    way: Way
+    way: RemoteWay
     assumed: Sequence[str]
     host: str
     pack: str

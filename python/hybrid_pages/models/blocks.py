@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from hybrid_pages.models.config import ModelError
-from hybrid_pages.models.layers import Attention, Layer, State
+from hybrid_pages.models.layers import Attention, Layer, RecurrentState
 
 DEFAULT_BLOCK = {"cuda": 16, "cpu": 128}
 """vLLM's block size without ``--block-size``, by device: ``CacheConfig.DEFAULT_BLOCK_SIZE``, and
@@ -31,7 +31,7 @@ KERNEL_TOKENS = {"cuda": 16, "cpu": 32}
 
 
 @dataclass(frozen=True)
-class Group:
+class LayerGroup:
     """Layers that share a block table."""
 
     layers: tuple[Layer, ...]
@@ -43,7 +43,7 @@ class Group:
     @property
     def is_recurrent(self) -> bool:
         """Whether the layers are recurrent."""
-        return isinstance(self.layers[0], State)
+        return isinstance(self.layers[0], RecurrentState)
 
     @property
     def window(self) -> int | None:
@@ -65,7 +65,7 @@ class Group:
         """The size of an entry of n tokens on one rank, without padding."""
         tokens = self.entry_blocks(n) * self.block_tokens
         return sum(
-            layer.nbytes if isinstance(layer, State) else tokens * layer.token_bytes
+            layer.nbytes if isinstance(layer, RecurrentState) else tokens * layer.token_bytes
             for layer in self.layers
         )
 
@@ -75,11 +75,11 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CachePlan:
     """The blocks that vLLM makes of a model's cache, and the sizes that follow from them."""
 
     layers: tuple[Layer, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[LayerGroup, ...]
     ranks: int
     block_tokens: int
     """N, the tokens of a page, and between checkpoints."""
@@ -147,7 +147,7 @@ def plan(
     device: str = "cuda",
     block_size: int | None = None,
     exports: bool = False,
-) -> Plan:
+) -> CachePlan:
     """The blocks that vLLM makes of a model's layers.
 
     Args:
@@ -162,7 +162,7 @@ def plan(
         ModelError: no attention layer, or blocks that vLLM cannot make.
     """
     found = _plan(layers, ranks, device, block_size, exports)
-    exported = {layer.export for layer in layers if isinstance(layer, State)}
+    exported = {layer.export for layer in layers if isinstance(layer, RecurrentState)}
     names = {"flashinfer": "FlashInfer", "flashkda": "FlashKDA"}
     other = next((names[kind] for kind in sorted(exported) if kind in names), None)
     if other is None:
@@ -173,9 +173,9 @@ def plan(
 
 def _plan(
     layers: Sequence[Layer], ranks: int, device: str, block_size: int | None, exports: bool
-) -> Plan:
+) -> CachePlan:
     attention = [layer for layer in layers if isinstance(layer, Attention)]
-    states = [layer for layer in layers if isinstance(layer, State)]
+    states = [layer for layer in layers if isinstance(layer, RecurrentState)]
     if not attention:
         raise ModelError("expected layers of attention, found none: vLLM caches no prefixes then")
     latent = any(layer.latent for layer in attention)
@@ -195,7 +195,7 @@ def _plan(
         block = max(block, wanted)
         padded = block * token
     groups = _groups([_spec(layer, block, kernel, padded) for layer in layers])
-    return Plan(
+    return CachePlan(
         layers=tuple(layers),
         groups=groups,
         ranks=ranks,
@@ -214,7 +214,7 @@ class _Spec:
 
 
 def _spec(layer: Layer, block: int, kernel: int, padded: int | None) -> _Spec:
-    if isinstance(layer, State):
+    if isinstance(layer, RecurrentState):
         return _Spec(layer, block, padded or layer.nbytes)
     if layer.window is not None:
         # The largest block of the window's own kernel that fits into a page.
@@ -222,7 +222,7 @@ def _spec(layer: Layer, block: int, kernel: int, padded: int | None) -> _Spec:
     return _Spec(layer, block, block * layer.token_bytes)
 
 
-def _groups(specs: Sequence[_Spec]) -> tuple[Group, ...]:
+def _groups(specs: Sequence[_Spec]) -> tuple[LayerGroup, ...]:
     """``get_kv_cache_groups``: one group if all layers are of one type, or else groups of equally
     many layers."""
     if _is_one_type(specs):
@@ -240,8 +240,8 @@ def _groups(specs: Sequence[_Spec]) -> tuple[Group, ...]:
     return tuple(groups)
 
 
-def _group(specs: Sequence[_Spec]) -> Group:
-    return Group(
+def _group(specs: Sequence[_Spec]) -> LayerGroup:
+    return LayerGroup(
         tuple(spec.layer for spec in specs),
         specs[0].block_tokens,
         max(spec.page_bytes for spec in specs),
@@ -255,7 +255,7 @@ def _is_one_type(specs: Iterable[_Spec]) -> bool:
     """
     kinds = {
         (
-            isinstance(spec.layer, State),
+            isinstance(spec.layer, RecurrentState),
             spec.layer.window if isinstance(spec.layer, Attention) else spec.page_bytes,
             isinstance(spec.layer, Attention) and spec.layer.latent,
             spec.block_tokens,
@@ -274,7 +274,7 @@ def _of_one_page(specs: Sequence[_Spec]) -> list[_Spec]:
     found = []
     for spec in specs:
         times, rest = divmod(largest, spec.page_bytes)
-        if isinstance(spec.layer, State) or rest:
+        if isinstance(spec.layer, RecurrentState) or rest:
             if isinstance(spec.layer, Attention) and spec.layer.latent:
                 raise ModelError(
                     f"latent pages of {spec.page_bytes} bytes beside pages of {largest}: vLLM can "

@@ -45,7 +45,7 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class State:
+class RecurrentState:
     """The recurrent state of one layer on one rank."""
 
     kind: str
@@ -63,7 +63,7 @@ class State:
         )
 
 
-Layer = Attention | State
+Layer = Attention | RecurrentState
 
 
 def divided(what: str, number: int, ranks: int) -> int:
@@ -92,13 +92,13 @@ def gated_delta_net(
     kernel: int,
     conv_bytes: int,
     state_bytes: int,
-) -> State:
+) -> RecurrentState:
     """Gated DeltaNet: ``gated_delta_net_state_shape``."""
     conv = divided(
         "the convolution's width", 2 * key_heads * key_width + value_heads * value_width, ranks
     )
     heads = divided("linear_num_value_heads", value_heads, ranks)
-    return State(
+    return RecurrentState(
         "Gated DeltaNet",
         ((kernel - 1, conv), (heads, value_width, key_width)),
         (conv_bytes, state_bytes),
@@ -108,10 +108,10 @@ def gated_delta_net(
 
 def kimi_delta_attention(
     ranks: int, *, heads: int, width: int, kernel: int, conv_bytes: int, state_bytes: int
-) -> State:
+) -> RecurrentState:
     """Kimi Delta Attention: ``kda_state_shape``."""
     own = divided("the heads of Kimi Delta Attention", heads, ranks)
-    return State(
+    return RecurrentState(
         "Kimi Delta Attention",
         ((kernel - 1, 3 * own * width), (own, width, width)),
         (conv_bytes, state_bytes),
@@ -119,9 +119,9 @@ def kimi_delta_attention(
     )
 
 
-def linear_attention(ranks: int, *, heads: int, width: int, state_bytes: int) -> State:
+def linear_attention(ranks: int, *, heads: int, width: int, state_bytes: int) -> RecurrentState:
     """Lightning attention: ``linear_attention_state_shape``."""
-    return State(
+    return RecurrentState(
         "lightning attention",
         ((divided("num_attention_heads", heads, ranks), width, width),),
         (state_bytes,),
@@ -130,10 +130,10 @@ def linear_attention(ranks: int, *, heads: int, width: int, state_bytes: int) ->
 
 def mamba1(
     ranks: int, *, inner: int, states: int, kernel: int, conv_bytes: int, state_bytes: int
-) -> State:
+) -> RecurrentState:
     """Mamba-1: ``mamba1_state_shape``."""
     own = divided("mamba_expand * hidden_size", inner, ranks)
-    return State("Mamba-1", ((kernel - 1, own), (own, states)), (conv_bytes, state_bytes))
+    return RecurrentState("Mamba-1", ((kernel - 1, own), (own, states)), (conv_bytes, state_bytes))
 
 
 def mamba2(
@@ -147,20 +147,20 @@ def mamba2(
     kernel: int,
     conv_bytes: int,
     state_bytes: int,
-) -> State:
+) -> RecurrentState:
     """Mamba-2: ``mamba2_state_shape``. A single group is repeated on the ranks
     (``extra_groups_for_head_shards``); of several, each rank has its part (``mamba_mixer2.py``)."""
     groups = ranks if groups == 1 else ranks * divided("the groups of Mamba-2", groups, ranks)
     conv = divided("the convolution's width", inner + 2 * groups * states, ranks)
     own = divided("the heads of Mamba-2", heads, ranks)
-    return State(
+    return RecurrentState(
         "Mamba-2", ((kernel - 1, conv), (own, width, states)), (conv_bytes, state_bytes), "always"
     )
 
 
-def short_convolution(ranks: int, *, width: int, kernel: int, conv_bytes: int) -> State:
+def short_convolution(ranks: int, *, width: int, kernel: int, conv_bytes: int) -> RecurrentState:
     """Short convolutions: ``short_conv_state_shape``."""
-    return State(
+    return RecurrentState(
         "short convolution",
         ((kernel - 1, divided("the convolution's width", width, ranks)),),
         (conv_bytes,),

@@ -14,7 +14,7 @@ from hybrid_pages.models import layers
 from hybrid_pages.models.attention import full, latent
 from hybrid_pages.models.choices import Choices
 from hybrid_pages.models.config import Config
-from hybrid_pages.models.layers import Layer, State
+from hybrid_pages.models.layers import Layer, RecurrentState
 
 Reader = Callable[[Config, Choices], list[Layer]]
 
@@ -28,7 +28,7 @@ _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 def mixed(
     config: Config,
     kinds: list[str],
-    state: Callable[[], State],
+    state: Callable[[], RecurrentState],
     attention: Callable[[], Layer],
 ) -> list[Layer]:
     """The layers of a model.
@@ -224,7 +224,7 @@ def _falcon_h1(config: Config, choices: Choices) -> list[Layer]:
     )
 
 
-def _mamba2(config: Config, choices: Choices, inner: int | None = None) -> State:
+def _mamba2(config: Config, choices: Choices, inner: int | None = None) -> RecurrentState:
     heads = config.number("mamba_n_heads")
     if inner is None:
         inner = config.number("mamba_expand") * config.number("hidden_size")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from hybrid_pages.models.blocks import Plan
-from hybrid_pages.models.layers import Attention, State
+from hybrid_pages.models.blocks import CachePlan
+from hybrid_pages.models.layers import Attention, RecurrentState
 
 CONTEXTS = tuple(1 << power for power in range(12, 21))
 """4k to 1M tokens."""
@@ -32,7 +32,7 @@ class Kept:
         return budget // self.nbytes if self.nbytes else 0
 
 
-def kept(plan: Plan, tokens: int, turns: int) -> list[Kept]:
+def kept(plan: CachePlan, tokens: int, turns: int) -> list[Kept]:
     """By checkpoint mode, for conversations of so many tokens in so many turns."""
     blocks = tokens // plan.block_tokens
     if not plan.checkpoint_bytes:
@@ -53,13 +53,13 @@ def kept(plan: Plan, tokens: int, turns: int) -> list[Kept]:
     ]
 
 
-def dense_tokens(plan: Plan, budget: int) -> int:
+def dense_tokens(plan: CachePlan, budget: int) -> int:
     """Tokens that a budget holds with a checkpoint at every boundary, as the connector's line at
     start says it."""
     return budget // (plan.page_bytes + plan.checkpoint_bytes) * plan.block_tokens
 
 
-def full_attention_bytes(plan: Plan, tokens: int) -> int:
+def full_attention_bytes(plan: CachePlan, tokens: int) -> int:
     """Bytes that a model would keep of so many tokens if each layer were full attention (or its
     widest attention, if it has no full one); without rounding to blocks."""
     attention = [layer for layer in plan.layers if isinstance(layer, Attention)]
@@ -71,15 +71,17 @@ def full_attention_bytes(plan: Plan, tokens: int) -> int:
     return plan.ranks * mixers * widest * tokens
 
 
-def _both_in_each_layer(plan: Plan) -> bool:
+def _both_in_each_layer(plan: CachePlan) -> bool:
     """Whether states and pages come in pairs, as in Falcon-H1."""
-    kinds = [isinstance(layer, State) for layer in plan.layers]
+    kinds = [isinstance(layer, RecurrentState) for layer in plan.layers]
     return len(kinds) > 1 and all(
         first and not second for first, second in zip(kinds[::2], kinds[1::2], strict=False)
     )
 
 
-def break_even(plan: Plan, *, active_params: float, tflops: float, gb_per_s: float) -> int | None:
+def break_even(
+    plan: CachePlan, *, active_params: float, tflops: float, gb_per_s: float
+) -> int | None:
     """Tokens from which on a restore takes less time than computing them; None for never.
 
     A token costs ``2 * active_params`` operations (attention's own, which grow with the length, are

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from hybrid_pages.adapter.memory import GIB
-from hybrid_pages.models.blocks import Plan, plan
+from hybrid_pages.models.blocks import CachePlan, plan
 from hybrid_pages.models.choices import Choices
 from hybrid_pages.models.config import Config
 from hybrid_pages.models.families import layers_of
-from hybrid_pages.models.layers import Attention, State
+from hybrid_pages.models.layers import Attention, RecurrentState
 from hybrid_pages.plan.capacity import (
     CONTEXTS,
     break_even,
@@ -104,7 +104,7 @@ def choices_of(args: SimpleNamespace) -> Choices:
     )
 
 
-def _planned(config: Config, choices: Choices, args: SimpleNamespace) -> Plan:
+def _planned(config: Config, choices: Choices, args: SimpleNamespace) -> CachePlan:
     return plan(
         layers_of(config, choices),
         ranks=args.tp,
@@ -114,11 +114,11 @@ def _planned(config: Config, choices: Choices, args: SimpleNamespace) -> Plan:
     )
 
 
-def _counted(found: Plan) -> list[dict[str, Any]]:
+def _counted(found: CachePlan) -> list[dict[str, Any]]:
     counts = Counter(layer.kind for layer in found.layers)
     sizes = {
         layer.kind: ("state_bytes", layer.nbytes)
-        if isinstance(layer, State)
+        if isinstance(layer, RecurrentState)
         else ("bytes_per_token", layer.token_bytes)
         for layer in found.layers
     }
@@ -128,7 +128,7 @@ def _counted(found: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def _states(found: Plan) -> dict[str, Any] | None:
+def _states(found: CachePlan) -> dict[str, Any] | None:
     if not found.checkpoint_bytes:
         return None
     made = "at step ends"
@@ -142,7 +142,7 @@ def _states(found: Plan) -> dict[str, Any] | None:
 
 
 def _settings(
-    config: Config, found: Plan, choices: Choices, args: SimpleNamespace
+    config: Config, found: CachePlan, choices: Choices, args: SimpleNamespace
 ) -> list[dict[str, str]]:
     n, rows = found.block_tokens, []
 
@@ -176,7 +176,7 @@ def _settings(
             "what is published outlives the engine",
             "every entry that the policy wants is written once",
         )
-    if any(isinstance(it, State) and 4 in it.element_bytes[1:] for it in found.layers):
+    if any(isinstance(it, RecurrentState) and 4 in it.element_bytes[1:] for it in found.layers):
         smaller = _planned(config, replace(choices, ssm_dtype="bfloat16"), args)
         if smaller.checkpoint_bytes < found.checkpoint_bytes:
             row(
@@ -196,7 +196,7 @@ def _settings(
     return rows
 
 
-def _break_even(found: Plan, args: SimpleNamespace) -> dict[str, Any] | None:
+def _break_even(found: CachePlan, args: SimpleNamespace) -> dict[str, Any] | None:
     given = {
         "active_params": args.active_params,
         "tflops": args.tflops,

@@ -21,7 +21,7 @@ from typing import Any
 from hybrid_pages import HybridPagesError
 from hybrid_pages.adapter.errors import EngineError, SettingsError
 from hybrid_pages.scrape import PREFIX
-from hybrid_pages.verify.tiers import Arranged, Start, arrange
+from hybrid_pages.verify.tiers import Arranged, EngineStart, arrange
 from hybrid_pages.vllm import versions
 
 _LOGPROBS = 5
@@ -31,7 +31,7 @@ _SOME = [1] * 8
 _QUEUES = ("disk_queue:written", "remote_queue:written")
 
 
-class Engine:
+class VerifyEngine:
     """An engine and its figures."""
 
     def __init__(self, engine: Any, logprobs: int) -> None:
@@ -43,7 +43,7 @@ class Engine:
         self._tokenizer = tokenizer if knows else None
 
     @classmethod
-    def start(cls, arguments: Any, arranged: Arranged) -> Engine:
+    def start(cls, arguments: Any, arranged: Arranged) -> VerifyEngine:
         """Starts it with the user's arguments, and the places of verify's own."""
         from vllm.config import KVTransferConfig
         from vllm.usage.usage_lib import UsageContext
@@ -220,7 +220,7 @@ def _arrange(
             f"--kv-offloading-size: expected none, found {size:g}: with it vLLM takes a connector "
             "of its own instead of HybridPagesConnector: drop the flag"
         )
-    arranged = arrange(_plain(arguments.kv_transfer_config), Start(**start))
+    arranged = arrange(_plain(arguments.kv_transfer_config), EngineStart(**start))
     told = {
         "tiers": arranged.tiers,
         "disk": arranged.disk,
@@ -231,7 +231,7 @@ def _arrange(
 
 
 async def _serve(answers: int) -> None:
-    engine: Engine | None = None
+    engine: VerifyEngine | None = None
     given: list[Any] = []
     with os.fdopen(answers, "w") as out:
         while line := await asyncio.to_thread(sys.stdin.readline):
@@ -241,7 +241,7 @@ async def _serve(answers: int) -> None:
                 if name == "arrange":
                     found, *given = _arrange(**command)
                 elif name == "start" and given:
-                    engine = Engine.start(*given)
+                    engine = VerifyEngine.start(*given)
                     found = await engine.facts()
                 elif engine is None:
                     first = "start" if given else "arrange"

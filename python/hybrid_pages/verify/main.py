@@ -25,11 +25,11 @@ from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.arguments import require_named
 from hybrid_pages.verify import prompts, questions
 from hybrid_pages.verify.process import EngineFailed, EngineProcess
-from hybrid_pages.verify.prompts import Given, Prompt
+from hybrid_pages.verify.prompts import GivenPrompts, VerifyPrompt
 from hybrid_pages.verify.report import as_json, markdown, report, show
-from hybrid_pages.verify.runs import Engine, Runs, collect
-from hybrid_pages.verify.tiers import Start, folder_of
-from hybrid_pages.verify.verdict import Verdict, judge, unfit_for
+from hybrid_pages.verify.runs import EngineCommands, Runs, collect
+from hybrid_pages.verify.tiers import EngineStart, folder_of
+from hybrid_pages.verify.verdict import VerifyVerdict, judge, unfit_for
 
 _LEAST_COLUMNS = 120
 _ANSWER_TOKENS = 256
@@ -136,7 +136,7 @@ def _require_writable(option: str, path: Path) -> None:
         raise SettingsError(f"{option}: expected a file that can be written, found {path}")
 
 
-def _require_told(runs: Runs, verdict: Verdict, plant: str) -> None:
+def _require_told(runs: Runs, verdict: VerifyVerdict, plant: str) -> None:
     """A bad verdict must be the fault's own.
 
     Raises:
@@ -151,10 +151,10 @@ def _require_told(runs: Runs, verdict: Verdict, plant: str) -> None:
 
 
 def _runs(
-    args: SimpleNamespace, given: list[Given] | None, asked: list[questions.Question]
+    args: SimpleNamespace, given: list[GivenPrompts] | None, asked: list[questions.ScoredQuestion]
 ) -> Runs:
     scratch = "" if args.scratch is None else str(args.scratch.absolute())
-    start = Start(uuid.uuid4().hex[:12], scratch=scratch, plant=args.plant)
+    start = EngineStart(uuid.uuid4().hex[:12], scratch=scratch, plant=args.plant)
     left: set[Path] = set()
     with (
         _log() as log,
@@ -175,7 +175,7 @@ def _runs(
                 print(text, file=sys.stderr, flush=True)
 
         @contextmanager
-        def engines(start: Start) -> Iterator[tuple[Engine, dict[str, Any]]]:
+        def engines(start: EngineStart) -> Iterator[tuple[EngineCommands, dict[str, Any]]]:
             say(f"starting vLLM ({f'{start.alone} alone' if start.alone else 'every tier'})")
             process = EngineProcess(None if args.verbose else log, start.plant)
             try:
@@ -255,26 +255,30 @@ def _folders(arranged: dict[str, Any]) -> Iterator[Path]:
 
 def made(
     args: SimpleNamespace,
-    given: list[Given] | None,
-    asked: list[questions.Question],
-    engine: Engine,
+    given: list[GivenPrompts] | None,
+    asked: list[questions.ScoredQuestion],
+    engine: EngineCommands,
     facts: dict[str, Any],
-) -> list[Prompt]:
+) -> list[VerifyPrompt]:
     """The prompts that an engine gets.
 
     Raises:
         SettingsError: one that it does not take, by name.
     """
     found = [
-        Prompt(each.name, _fitting(each, tokens, args.tokens, facts), args.tokens)
+        VerifyPrompt(each.name, _fitting(each, tokens, args.tokens, facts), args.tokens)
         for each, tokens in _encoded(given, args.seed, args.tokens, engine, facts)
     ]
     return found + _questions(asked, args.answer_tokens or _ANSWER_TOKENS, engine, facts)
 
 
 def _encoded(
-    given: list[Given] | None, seed: int, answer: int, engine: Engine, facts: dict[str, Any]
-) -> list[tuple[Given, tuple[int, ...]]]:
+    given: list[GivenPrompts] | None,
+    seed: int,
+    answer: int,
+    engine: EngineCommands,
+    facts: dict[str, Any],
+) -> list[tuple[GivenPrompts, tuple[int, ...]]]:
     if given is None:
         given = _built_in(seed, answer, engine, facts)
     texts = [each.text for each in given if each.text is not None]
@@ -282,7 +286,9 @@ def _encoded(
     return [(each, each.tokens if each.text is None else tuple(next(encoded))) for each in given]
 
 
-def _built_in(seed: int, answer: int, engine: Engine, facts: dict[str, Any]) -> list[Given]:
+def _built_in(
+    seed: int, answer: int, engine: EngineCommands, facts: dict[str, Any]
+) -> list[GivenPrompts]:
     n, longest = facts["block_tokens"], facts["longest"] - answer
     if longest < 1:
         raise SettingsError(
@@ -302,7 +308,7 @@ def _built_in(seed: int, answer: int, engine: Engine, facts: dict[str, Any]) -> 
 
 
 def _fitting(
-    each: Given, tokens: tuple[int, ...], answer: int, facts: dict[str, Any]
+    each: GivenPrompts, tokens: tuple[int, ...], answer: int, facts: dict[str, Any]
 ) -> tuple[int, ...]:
     if not tokens:
         raise SettingsError(f"{each.name}: expected a prompt with tokens, found none")
@@ -319,8 +325,11 @@ def _fitting(
 
 
 def _questions(
-    asked: list[questions.Question], answer: int, engine: Engine, facts: dict[str, Any]
-) -> list[Prompt]:
+    asked: list[questions.ScoredQuestion],
+    answer: int,
+    engine: EngineCommands,
+    facts: dict[str, Any],
+) -> list[VerifyPrompt]:
     """The questions behind as many worked ones as fill a block, which are not asked."""
     if not asked:
         return []
@@ -335,9 +344,9 @@ def _questions(
     head, rest = questions.shown(asked[:shots]), asked[shots:]
     encoded = engine.ask("encode", texts=[head + questions.asked(each) for each in rest])["tokens"]
     return [
-        Prompt(
+        VerifyPrompt(
             name := f"question {each.line}",
-            _fitting(Given(name), tuple(tokens), answer, facts),
+            _fitting(GivenPrompts(name), tuple(tokens), answer, facts),
             answer,
             questions.STOP,
             each.wanted,

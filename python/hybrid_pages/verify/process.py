@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from hybrid_pages import HybridPagesError
 from hybrid_pages.cause import cause_of, with_fix
-from hybrid_pages.verify.tiers import Start
+from hybrid_pages.verify.tiers import EngineStart
 from hybrid_pages.vllm.config.settings import PLANT_VARIABLE
 
 _TAIL, _END_SECONDS, _LOOK_SECONDS = 40, 90.0, 1.0
@@ -60,7 +60,7 @@ class EngineProcess:
         self.pid = self._process.pid
         self._answers, self._rest = answer_read, b""
 
-    def arrange(self, model: str, flags: list[str], start: Start) -> dict[str, Any]:
+    def arrange(self, model: str, flags: list[str], start: EngineStart) -> dict[str, Any]:
         """Reads the user's flags.
 
         Returns:

@@ -18,7 +18,7 @@ _SPECIAL = 16
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenPrompts:
     """A prompt before it is tokens: ``text``, or else ``tokens``."""
 
     name: str
@@ -27,7 +27,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Prompt:
+class VerifyPrompt:
     """A prompt as the engine gets it."""
 
     name: str
@@ -71,7 +71,7 @@ def object_of(path: Path, number: int, line: str) -> dict[str, Any]:
     return found
 
 
-def read(path: Path) -> list[Given]:
+def read(path: Path) -> list[GivenPrompts]:
     """Reads prompts: one a line, or with a name in .jsonl objects with ``prompt`` or
     ``prompt_token_ids``.
 
@@ -80,7 +80,7 @@ def read(path: Path) -> list[Given]:
     """
     as_json = path.suffix.lower() in _LINES
     prompts = [
-        _object(path, number, line) if as_json else Given(f"line {number}", line)
+        _object(path, number, line) if as_json else GivenPrompts(f"line {number}", line)
         for number, line in lines_of(path)
     ]
     if not prompts:
@@ -88,14 +88,14 @@ def read(path: Path) -> list[Given]:
     return prompts
 
 
-def _object(path: Path, number: int, line: str) -> Given:
+def _object(path: Path, number: int, line: str) -> GivenPrompts:
     found, name = object_of(path, number, line), f"line {number}"
     text, tokens = found.get("prompt"), found.get("prompt_token_ids")
     if isinstance(text, str) and text and tokens is None:
-        return Given(name, text)
+        return GivenPrompts(name, text)
     whole = isinstance(tokens, list) and all(type(each) is int and each >= 0 for each in tokens)
     if tokens and whole and text is None:
-        return Given(name, tokens=tuple(tokens))
+        return GivenPrompts(name, tokens=tuple(tokens))
     raise SettingsError(
         f'{path}:{number}: expected one of "prompt", a text, and "prompt_token_ids", a list of '
         f"whole numbers, found {reprlib.repr(found)}"
@@ -113,12 +113,12 @@ def lengths(block_tokens: int, longest: int) -> list[int]:
     return found or [longest]
 
 
-def ids(block_tokens: int, vocab: int, longest: int, seed: int) -> list[Given]:
+def ids(block_tokens: int, vocab: int, longest: int, seed: int) -> list[GivenPrompts]:
     """Built-in prompts of random token ids, the same for the same seed."""
     rng = random.Random(f"hybrid-pages verify {seed}")
     first = min(_SPECIAL, vocab - 1)
     return [
-        Given(
+        GivenPrompts(
             f"{length} random tokens",
             tokens=tuple(rng.randrange(first, vocab) for _ in range(length)),
         )
@@ -142,11 +142,11 @@ def ledger(count: int, seed: int) -> str:
     )
 
 
-def cut(tokens: Sequence[int], block_tokens: int, longest: int) -> list[Given]:
+def cut(tokens: Sequence[int], block_tokens: int, longest: int) -> list[GivenPrompts]:
     """Built-in prompts cut out of the tokens of a long text, each from another place on."""
     found, start = [], 0
     for length in lengths(block_tokens, longest):
         part = tuple(tokens[start : start + length])
-        found.append(Given(f"{len(part)} tokens of text", tokens=part))
+        found.append(GivenPrompts(f"{len(part)} tokens of text", tokens=part))
         start += max(1, length // 7)
     return found

@@ -18,7 +18,7 @@ _MARKED = re.compile(r"####\s*(-?\$?\d[\d,]*(?:\.\d+)?)")
 
 
 @dataclass(frozen=True)
-class Question:
+class ScoredQuestion:
     """A question, its worked answer, and the number that this ends with."""
 
     line: int
@@ -27,7 +27,7 @@ class Question:
     wanted: str
 
 
-def read(path: Path) -> list[Question]:
+def read(path: Path) -> list[ScoredQuestion]:
     """Reads objects with ``question`` and ``answer``, one a line; an answer ends with ``#### 42``.
 
     Raises:
@@ -42,7 +42,7 @@ def read(path: Path) -> list[Question]:
     return found
 
 
-def _read(path: Path, number: int, line: str) -> Question:
+def _read(path: Path, number: int, line: str) -> ScoredQuestion:
     found = object_of(path, number, line)
     question, answer = found.get("question"), found.get("answer")
     if not isinstance(question, str) or not isinstance(answer, str):
@@ -55,15 +55,15 @@ def _read(path: Path, number: int, line: str) -> Question:
         raise SettingsError(
             f"{path}:{number}: expected an answer with `#### NUMBER`, found {reprlib.repr(answer)}"
         )
-    return Question(number, question.strip(), answer.strip(), _plain(marked[1]))
+    return ScoredQuestion(number, question.strip(), answer.strip(), _plain(marked[1]))
 
 
-def shown(questions: Sequence[Question]) -> str:
+def shown(questions: Sequence[ScoredQuestion]) -> str:
     """Worked questions, in front of the one that is asked."""
     return "".join(f"Question: {each.question}\nAnswer: {each.answer}\n\n" for each in questions)
 
 
-def asked(question: Question) -> str:
+def asked(question: ScoredQuestion) -> str:
     """The question that is asked, behind :func:`shown`."""
     return f"Question: {question.question}\nAnswer:"
 

@@ -14,14 +14,14 @@ from rich.text import Text
 
 from hybrid_pages.verify.answers import Difference
 from hybrid_pages.verify.runs import LOCAL, Runs
-from hybrid_pages.verify.verdict import DIFFERS, EQUAL, NOTHING, Row, Verdict, scores
+from hybrid_pages.verify.verdict import DIFFERS, EQUAL, NOTHING, VerdictRow, VerifyVerdict, scores
 
 _HEAD = ("prompt", "tokens", "local hit", "restored from", "tokens", "compared with", "difference")
 _MOST_ROWS = 40
 _STYLES = {EQUAL: "green", DIFFERS: "bold red", NOTHING: "yellow"}
 
 
-def report(runs: Runs, verdict: Verdict, about: Mapping[str, Any]) -> dict[str, Any]:
+def report(runs: Runs, verdict: VerifyVerdict, about: Mapping[str, Any]) -> dict[str, Any]:
     """The object. Differences that are not finite are None in it.
 
     about: what was run: model, flags, versions, options.
@@ -62,7 +62,7 @@ def report(runs: Runs, verdict: Verdict, about: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _row(row: Row, prompt_tokens: int) -> dict[str, Any]:
+def _row(row: VerdictRow, prompt_tokens: int) -> dict[str, Any]:
     return {
         "restored_tokens": row.restored,
         "verdict": row.verdict,

@@ -16,14 +16,14 @@ from typing import Any, Protocol
 
 from hybrid_pages.verify.answers import Answer
 from hybrid_pages.verify.process import EngineFailed
-from hybrid_pages.verify.prompts import Prompt
-from hybrid_pages.verify.tiers import HOST, Start
+from hybrid_pages.verify.prompts import VerifyPrompt
+from hybrid_pages.verify.tiers import HOST, EngineStart
 
 COLD, COLD_AGAIN, LOCAL, LOCAL_AGAIN = "cold", "cold again", "local hit", "local hit again"
 OWN = (COLD, COLD_AGAIN, LOCAL, LOCAL_AGAIN)
 
 
-class Engine(Protocol):
+class EngineCommands(Protocol):
     """An engine as the runs use it: it answers commands by name."""
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]: ...
@@ -37,7 +37,7 @@ class Runs:
     engine at its end, by the tiers that it was started for.
     """
 
-    prompts: list[Prompt] = field(default_factory=list)
+    prompts: list[VerifyPrompt] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     answers: dict[str, list[Answer]] = field(default_factory=dict)
     figures: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Runs:
         return self.answers.setdefault(name, [])
 
 
-Engines = Callable[[Start], AbstractContextManager[tuple[Engine, dict[str, Any]]]]
+Engines = Callable[[EngineStart], AbstractContextManager[tuple[EngineCommands, dict[str, Any]]]]
 """Starts an engine, and gives it with its facts."""
 Step = Callable[[str, int, int], None]
 """Shows progress: a phase, how many of its prompts are done, and of how many."""
@@ -55,8 +55,8 @@ Step = Callable[[str, int, int], None]
 
 def collect(
     engines: Engines,
-    prompts_of: Callable[[Engine, dict[str, Any]], list[Prompt]],
-    start: Start,
+    prompts_of: Callable[[EngineCommands, dict[str, Any]], list[VerifyPrompt]],
+    start: EngineStart,
     *,
     at_once: int,
     step: Step,
@@ -106,7 +106,7 @@ def _batches(runs: Runs, at_once: int, name: str, step: Step) -> Iterator[range]
     step(name, count, count)
 
 
-def _ask(engine: Engine, runs: Runs, batch: Sequence[int], phase: str, salt: str) -> None:
+def _ask(engine: EngineCommands, runs: Runs, batch: Sequence[int], phase: str, salt: str) -> None:
     asked = [
         {
             "tokens": runs.prompts[index].tokens,

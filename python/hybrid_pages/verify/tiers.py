@@ -17,7 +17,7 @@ _CONNECTOR = "HybridPagesConnector"
 
 
 @dataclass(frozen=True)
-class Start:
+class EngineStart:
     """How an engine is started.
 
     run: names this run; nothing that others have stored is found under it, nor the other way round.
@@ -47,7 +47,7 @@ class Arranged:
     notes: tuple[str, ...]
 
 
-def arrange(transfer: Mapping[str, Any] | None, start: Start) -> Arranged:
+def arrange(transfer: Mapping[str, Any] | None, start: EngineStart) -> Arranged:
     """Turns the user's ``--kv-transfer-config`` into that of one of verify's engines.
 
     Raises:
@@ -102,7 +102,7 @@ def arrange(transfer: Mapping[str, Any] | None, start: Start) -> Arranged:
 
 
 def _places(
-    settings: dict[str, Any], start: Start, notes: list[str]
+    settings: dict[str, Any], start: EngineStart, notes: list[str]
 ) -> tuple[tuple[str, ...], str, str]:
     disk, remote = str(settings.get("disk_path") or ""), str(settings.get("remote_url") or "")
     if disk and start.alone != REMOTE:

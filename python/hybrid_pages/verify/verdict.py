@@ -44,7 +44,7 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class Row:
+class VerdictRow:
     """One prompt, restored from one tier.
 
     against: the run that it was compared with. limit: the largest difference that counts as noise.
@@ -61,11 +61,11 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class VerifyVerdict:
     """Everything that was found. problems: why it is not good."""
 
     noise: Noise
-    rows: tuple[Row, ...]
+    rows: tuple[VerdictRow, ...]
     problems: tuple[str, ...]
 
     @property
@@ -79,7 +79,7 @@ class Verdict:
         return any(row.verdict == DIFFERS for row in self.rows)
 
 
-def judge(runs: Runs) -> Verdict:
+def judge(runs: Runs) -> VerifyVerdict:
     """Compares the restored answers of every tier."""
     noise = _noise(runs)
     rows = [
@@ -90,7 +90,7 @@ def judge(runs: Runs) -> Verdict:
     problems = [*_unsound(runs, noise), *_differing(runs, rows)]
     for tier in runs.facts["tiers"]:
         problems += _missing(runs, tier)
-    return Verdict(noise, tuple(rows), tuple(problems))
+    return VerifyVerdict(noise, tuple(rows), tuple(problems))
 
 
 def _noise(runs: Runs) -> Noise:
@@ -101,10 +101,10 @@ def _noise(runs: Runs) -> Noise:
     return Noise(worst(COLD, COLD_AGAIN), worst(LOCAL, LOCAL_AGAIN), worst(COLD, LOCAL))
 
 
-def _row(runs: Runs, noise: Noise, index: int, tier: str) -> Row:
+def _row(runs: Runs, noise: Noise, index: int, tier: str) -> VerdictRow:
     found, local = runs.phase(tier)[index], runs.phase(LOCAL)[index]
     if not found.cached:
-        return Row(index, tier, 0, NOTHING, "", 0.0, 0.0, None)
+        return VerdictRow(index, tier, 0, NOTHING, "", 0.0, 0.0, None)
     exact = local.source == "local" and local.cached == found.cached
     expected, against = (local, LOCAL) if exact else (runs.phase(COLD)[index], COLD)
     limit = MARGIN * (noise.floor if exact else max(noise.floor, noise.steps))
@@ -114,7 +114,7 @@ def _row(runs: Runs, noise: Noise, index: int, tier: str) -> Row:
     else:
         verdict = WITHIN if distance <= limit and limit > 0 else DIFFERS
     difference = first_difference(expected, found)
-    return Row(index, tier, found.cached, verdict, against, limit, distance, difference)
+    return VerdictRow(index, tier, found.cached, verdict, against, limit, distance, difference)
 
 
 def _unsound(runs: Runs, noise: Noise) -> Iterator[str]:
@@ -137,7 +137,7 @@ def _unsound(runs: Runs, noise: Noise) -> Iterator[str]:
         )
 
 
-def _differing(runs: Runs, rows: Sequence[Row]) -> Iterator[str]:
+def _differing(runs: Runs, rows: Sequence[VerdictRow]) -> Iterator[str]:
     for tier in runs.facts["tiers"]:
         wrong = [row for row in rows if row.tier == tier and row.verdict == DIFFERS]
         if wrong:
