@@ -125,4 +125,5 @@ def test_the_source_distribution_holds_what_a_build_reads_and_no_build_output():
     assert {"csrc/paging.cu", "csrc/images/sm_90.cubin", "csrc/images/compute_80.ptx"} <= names
     outputs = [name for name in names if name.startswith(("target/", ".venv", "dist/", ".cache/"))]
     assert not outputs
+    assert "rust-toolchain.toml" not in names
     assert not [name for name in names if name.endswith(".so")]
