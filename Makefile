@@ -169,16 +169,16 @@ test-transformers: .venv/.stamps/package .cache/transformers-newest/.stamp ## Te
 	@$(NEWEST) $(BIN)/python $(ABREAST) tests/transformers
 	@$(NEWEST) $(BIN)/python $(ABREAST) tests/batch/test_huggingface.py
 
-.PHONY: test-engine-long test-mooncake test-long test-newest fuzz gpu-check
+.PHONY: test-engine-long test-planted test-mooncake test-long test-newest fuzz gpu-check
 test-engine-long: .venv/.stamps/package .cache/triton/.stamp ## Test on vLLM's second model runner, with drafts too, by Triton's interpreter; kills on a disk; verify (about 55 minutes)
 	@$(foreach file,test_v2_runner test_mamba_kernels test_speculation test_speculation_mamba test_parallel_server\
     test_disk_kills test_disk_ranks test_remote_s3 test_verify_variants,\
 	    $(PYTEST) tests/engine_long/$(file).py &&) true
-
+test-planted: .venv/.stamps/package .venv-light/.stamps/package .venv-mlx/.stamps/package
+	@$(LIGHT)/python tests/planted/run.py
 test-mooncake: .venv/.stamps/package .cache/mooncake/lib/.stamp ## Test the tier over Mooncake on its real master and clients, two engines among them (about 2 minutes)
 	@$(ALONE) $(PYTEST) -n0 tests/mooncake
-
-LONG := test-python test-batch test-mlx test-scheduler test-transformers test-engine test-mooncake test-engine-long
+LONG := test-python test-batch test-mlx test-scheduler test-transformers test-engine test-mooncake test-engine-long test-planted
 test-long: .venv-light/.stamps/uv ## Everything too long for `make test`: all combinations of parameters, the second model runner, random workloads, kills (about two hours)
 	@PYTEST_ARGS='$(PYTEST_ARGS) --cases=all' $(LIGHT)/python tools/make/long.py $(LONG) $(NAME:%=fuzz-%)
 

@@ -1,0 +1,405 @@
+"""Faults that the tests must find: each a text of the package, what stands there instead, and the
+tests that fail then.
+
+A text is looked for in all sources and is there once, so that a file may move without a change
+here. `make test-planted` (tests/planted/run.py) plants one after another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``suite``: a folder of tests/ whose tests run with pytest, or a crate's name."""
+
+    name: str
+    find: str
+    replace: str
+    suite: str
+    tests: tuple[str, ...]
+    """Files of the folder, or ``file::function``; of a crate, ``binary::words`` of names of tests,
+    where ``lib`` is the crate itself."""
+
+    @property
+    def slug(self) -> str:
+        """Its name, as that of a file."""
+        return re.sub("[^a-z0-9]+", "-", self.name.lower())
+
+
+def sources(root: Path) -> Iterator[Path]:
+    """All files in which a fault may be planted."""
+    yield from sorted(root.glob("python/hybrid_pages/**/*.py"))
+    yield from sorted(root.glob("rust/**/*.rs"))
+
+
+def file_of(fault: Fault, root: Path) -> Path:
+    """The file that has the fault's text, which is there once.
+
+    Raises:
+        LookupError: no file has it, or several places.
+    """
+    found = {path: path.read_text().count(fault.find) for path in sources(root)}
+    (path, count), *others = sorted(found.items(), key=lambda item: -item[1])
+    if count != 1 or any(more for _, more in others):
+        places = [f"{path.relative_to(root)} ({n})" for path, n in found.items() if n]
+        raise LookupError(f"{fault.name!r}: expected its text once, found it in {places}")
+    return path
+
+
+def _scheduler(name: str, find: str, replace: str, *tests: str) -> Fault:
+    return Fault(name, find, replace, "scheduler", tests)
+
+
+def _transformers(name: str, find: str, replace: str, *tests: str) -> Fault:
+    return Fault(name, find, replace, "transformers", tests)
+
+
+def _mlx(name: str, find: str, replace: str, *tests: str) -> Fault:
+    return Fault(name, find, replace, "mlx", tests)
+
+
+def _batch(name: str, find: str, replace: str, *tests: str) -> Fault:
+    return Fault(name, find, replace, "batch", tests)
+
+
+def _python(name: str, find: str, replace: str, *tests: str) -> Fault:
+    return Fault(name, find, replace, "python", tests)
+
+
+def _rust(crate: str, name: str, find: str, replace: str, *tests: str) -> Fault:
+    return Fault(name, find, replace, crate, tests)
+
+
+CONNECTOR = [
+    _scheduler(
+        "a load takes the last token, too, so that nothing is left to compute",
+        "limit = (request.num_tokens - 1) // n",
+        "limit = request.num_tokens // n",
+        "test_states.py::test_the_second_send_restores_every_full_block_before_the_last_token",
+    ),
+    _scheduler(
+        "a load ends a block early",
+        "tracked.run.namespace, tracked.keys, first=first, limit=limit\n        )",
+        "tracked.run.namespace, tracked.keys, first=first, limit=limit - 1\n        )",
+        "test_boundaries.py::test_a_resent_prompt_is_restored_up_to_its_last_boundary",
+    ),
+    _scheduler(
+        "what a failed load brought stays in the cache",
+        "            self.cache.invalidate(load.lease)",
+        "            pass",
+        "test_checksums.py::test_a_flipped_bit_is_found_and_the_request_recomputed",
+        "test_faulty_copies.py::test_spoilt_bytes_are_refused_when_verified",
+    ),
+    _scheduler(
+        "a load that has ended counts as one that holds blocks",
+        "self._admitted.pop(request_id, None)",
+        "pass",
+        "test_small_pools.py::test_a_load_waits_for_those_that_hold_its_blocks_and_is_not_lost",
+        "test_small_pools.py::test_a_load_that_is_left_out_counts_once",
+    ),
+    _scheduler(
+        "a load waits for ever for a wave that does not come",
+        "return now < load.since + self.restores.wait_seconds",
+        "return True",
+        "test_waves.py::test_a_wave_that_never_comes_costs_a_recompute",
+    ),
+    _scheduler(
+        "every rank compares with the checksums of rank 0",
+        "return checksums[self.rank]",
+        "return checksums[0]",
+        "test_faulty_copies.py::test_spoilt_bytes_are_refused_when_verified",
+        "test_checksums.py::test_every_mode_restores",
+    ),
+    _scheduler(
+        "a wrong checksum is accepted",
+        'if self.settings.checksum != "verify":',
+        'if self.settings.checksum != "never":',
+        "test_faulty_copies.py::test_spoilt_bytes_are_refused_when_verified",
+    ),
+    _scheduler(
+        "a page that draft layers wrote is found under another next token",
+        "hashlib.blake2b(engine_key + token, digest_size=32)",
+        "hashlib.blake2b(engine_key, digest_size=32)",
+        "test_draft_pages.py::test_a_block_is_not_stored_under_a_token_that_came_later",
+        "test_speculation.py::test_a_block_is_restored_before_the_token_that_its_draft_layers_have_read",
+    ),
+    _scheduler(
+        "a block is stored under a next token that is not there yet",
+        "return min(blocks, (request.num_tokens - 1) // self.grid.block_tokens)",
+        "return min(blocks, request.num_tokens // self.grid.block_tokens)",
+        "test_speculation.py::test_a_block_is_restored_before_the_token_that_its_draft_layers_have_read",
+        "test_speculation.py::test_the_second_send_restores_all_that_the_first_one_left_a_state_for",
+    ),
+    _scheduler(
+        "what was computed from an invalid block is followed a block too late",
+        "for block in ids[first // n :] if block",
+        "for block in ids[first // n + 1 :] if block",
+        "test_block_sizes.py::test_invalid_blocks_spread_by_tokens",
+    ),
+    _scheduler(
+        "a window has one engine block too few",
+        "unseen = max(0, n - window + 1) // tokens",
+        "unseen = max(0, n - window + 1) // tokens + 1",
+        "test_block_sizes.py::test_a_window_is_loaded_as_far_as_it_reaches",
+        "test_block_sizes.py::test_a_window_narrower_than_a_block_is_stored_while_an_answer_passes_it",
+    ),
+    _scheduler(
+        "a request that ran through a reset goes on to publish",
+        "            if request.num_computed_tokens or request.request_id in in_flight:\n"
+        "                self.distrust(tracked)",
+        "            if request.request_id in in_flight:\n                self.distrust(tracked)",
+        "test_resets.py::test_a_request_that_runs_through_a_reset_publishes_nothing",
+    ),
+    _scheduler(
+        "what vLLM's own cache holds is trusted after a reset",
+        "            self._old.keys |= self._keys_in_engine()",
+        "            pass",
+        "test_resets.py::test_what_vllm_still_holds_from_before_a_reset_is_not_published",
+    ),
+    _scheduler(
+        "a load is admitted whatever others hold",
+        "free -= versions.blocks_to_finish(manager, each.request, computed, self._ahead)",
+        "free -= 0",
+        "test_small_pools.py::test_a_load_waits_for_those_that_hold_its_blocks_and_is_not_lost",
+        "test_small_pools.py::test_a_load_that_is_left_out_counts_once",
+    ),
+    _scheduler(
+        "a checkpoint is asked for a block behind the fork",
+        "                stops.add(admission.fork)",
+        "                stops.add(admission.fork + 1)",
+        "test_checkpoints.py::test_the_second_visitor_makes_the_state_that_the_third_one_gets",
+        "test_checkpoints.py::test_a_fork_is_known_from_keys_when_its_pages_were_evicted",
+    ),
+    _scheduler(
+        "loaded bytes are not counted",
+        '        self.figures.count("loaded_bytes", nbytes)\n',
+        "",
+        "test_block_sizes.py::test_only_the_parts_that_are_loaded_are_counted",
+    ),
+    _scheduler(
+        "hits of a preempted request count again",
+        'hits = "preempted_hit_tokens" if tracked.counted else "hit_tokens"',
+        'hits = "hit_tokens"',
+        "test_counts.py::test_a_preempted_request_counts_once",
+    ),
+    _scheduler(
+        "pipeline parallelism is not refused",
+        "            parallel.pipeline_parallel_size != 1,\n",
+        "            False,\n",
+        "test_refusals.py::test_a_configuration_not_shown_to_work_is_refused",
+    ),
+    _scheduler(
+        "any number of drafts is accepted",
+        "not drafts or not 1 <= drafts <= MOST_DRAFTS",
+        "not drafts or drafts < 1",
+        "test_refusals.py::test_a_configuration_not_shown_to_work_is_refused",
+    ),
+    _scheduler(
+        "a rank whose layout differs from rank 0's is accepted",
+        "if difference := found[first].difference(geometry):",
+        "if difference := geometry.difference(geometry):",
+        "test_refusals.py::test_ranks_whose_tensors_differ_are_refused",
+    ),
+    _scheduler(
+        "a store that the scheduler ended ahead counts as unknown",
+        "            self._ahead.discard(job)\n            return\n",
+        "            self._ahead.discard(job)\n",
+        "test_resets.py::test_an_idle_engine_in_one_process_has_no_stores_in_flight_behind_drafts",
+    ),
+    _scheduler(
+        "a rank waits for its loads while others wait for it",
+        "self._waits = config.parallel_config.data_parallel_size == 1",
+        "self._waits = config.parallel_config.data_parallel_size >= 1",
+        "test_data_parallel.py::test_no_step_waits_for_a_load_that_other_ranks_would_wait_for_too",
+    ),
+    _scheduler(
+        "weights of a LoRA that were loaded again in place share the earlier ones' namespace",
+        "json.dumps([*names, generation] if generation else names)",
+        "json.dumps(names)",
+        "test_resets.py::test_an_adapter_reloaded_in_place_starts_a_new_namespace",
+    ),
+]
+
+PACKAGE = [
+    _transformers(
+        "the part of a packed window page is read from another token on",
+        "tensor[:, first - held.first : end - held.first]",
+        "tensor[:, max(0, first - held.first - 1) : max(0, first - held.first - 1) + end - first]",
+        "test_snapshot.py::test_a_cache_longer_than_its_window_is_resumed_where_it_stands",
+    ),
+    _transformers(
+        "a batch of two rows uses the cache",
+        "    if ids.shape[0] != 1:\n",
+        "    if ids.shape[0] < 1:\n",
+        "test_generate.py::test_what_cannot_use_the_cache_runs_without_it",
+    ),
+    _transformers(
+        "padding in a prompt is not seen",
+        'return None if whole else "padding"',
+        "return None",
+        "test_generate.py::test_what_cannot_use_the_cache_runs_without_it",
+    ),
+    _transformers(
+        "a model in training mode uses the cache",
+        "    if model.training:\n",
+        "    if False:\n",
+        "test_generate.py::test_training_mode_runs_without_it",
+    ),
+    _transformers(
+        "zeros are stored for a state",
+        "return self._states[spec].detach()",
+        "return torch.zeros_like(self._states[spec])",
+        "test_snapshot.py::test_a_restored_cache_is_the_stored_one_bit_for_bit",
+    ),
+    _transformers(
+        "a static cache gets no room for the last token",
+        "Request(ids, max(total - 1, config.max_cache_len or 0), named, chunk)",
+        "Request(ids, max(total - 2, config.max_cache_len or 0), named, chunk)",
+        "test_generate.py::test_every_name_of_a_cache_that_generate_knows_gives_its_text",
+    ),
+    _mlx(
+        "the tail page is cut a token short",
+        "page[:, : self._tail] = rows[:, start - first : start - first + self._tail]",
+        "page[:, 1 : self._tail] = rows[:, start - first + 1 : start - first + self._tail]",
+        "test_snapshot.py::test_a_restored_cache_goes_on_as_the_first_one_did",
+    ),
+    _mlx(
+        "a tail that is the whole prompt is restored",
+        "if start + tail < len(token_ids):",
+        "if start + tail <= len(token_ids):",
+        "test_prompts.py::test_at_least_one_token_is_left",
+        "test_snapshot.py::test_the_deepest_of_blocks_and_tails_is_restored",
+    ),
+    _mlx(
+        "zeros are stored for a state of mlx-lm",
+        "        spec: copy.copy(found[spec.part][spec.index])\n",
+        "        spec: found[spec.part][spec.index] * 0\n",
+        "test_snapshot.py::test_a_restored_cache_goes_on_as_the_first_one_did",
+    ),
+    _batch(
+        "padding takes part in a recurrence",
+        "return x.masked_fill(~self.valid.reshape(shape).to(x.device), value)",
+        "return x",
+        "test_equality.py::test_any_operations_equal_each_row_alone",
+    ),
+    _batch(
+        "a window is a token too wide",
+        "seen &= key > query - window",
+        "seen &= key >= query - window",
+        "test_equality.py::test_any_operations_equal_each_row_alone",
+    ),
+    _batch(
+        "a block that two rows share is written",
+        "if self.pool.references(last) - lost[last] > 1:",
+        "if self.pool.references(last) - lost[last] > 2:",
+        "test_tables.py::test_a_shared_last_block_is_copied_before_it_is_written",
+    ),
+    _batch(
+        "the convolution's state ends at the padding",
+        "last = ends[:, None] + torch.arange(self.width, device=x.device)",
+        "last = step.columns + torch.arange(self.width, device=x.device) + 0 * ends[:, None]",
+        "test_equality.py::test_any_operations_equal_each_row_alone",
+    ),
+    _python(
+        "the doctor says that a pinned budget is not pinned",
+        "if budget and ready < _READY * budget:",
+        "if budget and ready >= _READY * budget:",
+        "test_doctor_engine.py::test_a_good_engine_has_no_findings",
+    ),
+    _python(
+        "the doctor does not see weights that change",
+        "if it.changes_weights and not it.follows_resets:",
+        "if it.changes_weights and it.follows_resets:",
+        "test_checks.py::test_each_rule_finds_what_it_is_for",
+    ),
+    _python(
+        "a budget for one entry is no finding",
+        "it.host_bytes >= 2 * it.entry_bytes",
+        "it.host_bytes >= it.entry_bytes",
+        "test_checks.py::test_each_rule_finds_what_it_is_for",
+    ),
+]
+
+RUST = [
+    _rust(
+        "hybrid-pages",
+        "a window is whole with a page too few",
+        "whole &= *run >= window.min(block + 1);",
+        "whole &= *run + 1 >= window.min(block + 1);",
+        "it::cache_hits",
+    ),
+    _rust(
+        "hybrid-pages",
+        "a copy of the first entry is not compared with its checksum",
+        "            if found != expected {\n                return Err(format!(\n"
+        '                    "checksum of entry',
+        "            if found != expected && entry > 0 {\n                return Err(format!(\n"
+        '                    "checksum of entry',
+        "it::transfer::",
+    ),
+    _rust(
+        "hybrid-pages",
+        "what a read lease pinned stays pinned",
+        "            self.locked.end(|state| state.unpin_all(pinned));",
+        "            drop(pinned);",
+        "it::cache_ends",
+        "it::cache_writes",
+    ),
+    _rust(
+        "hybrid-pages-cuda",
+        "copies do not wait for what the device was given before",
+        "after: after.map(|submitted| submitted.after.event()).collect(),",
+        "after: after.map(|submitted| submitted.after.event()).take(0).collect(),",
+        "it::cuda_order",
+    ),
+    _rust(
+        "hybrid-pages-disk",
+        "wrong bytes of the disk are accepted",
+        "let wrong = job.found_sums(shape) != job.sums[..];",
+        "let wrong = job.found_sums(shape).len() != job.sums.len();",
+        "it::damage",
+    ),
+    _rust(
+        "hybrid-pages-disk",
+        "an entry is looked for in its neighbour's cell",
+        "            cell,\n            used: minute(",
+        "            cell: cell ^ 1,\n            used: minute(",
+        "it::disk::",
+    ),
+    _rust(
+        "hybrid-pages-disk",
+        "a write that began before a clear is published behind it",
+        "        if job.store.epoch != book.epoch {\n            return;",
+        "        if job.store.epoch > book.epoch {\n            return;",
+        "it::places",
+    ),
+    _rust(
+        "hybrid-pages-remote",
+        "the table of another pack is accepted",
+        "        if id != name.id {",
+        "        if id != name.id && told.is_empty() {",
+        "it::faults::packs_whose_names_were_swapped_are_refused",
+    ),
+    _rust(
+        "hybrid-pages-remote",
+        "a table of another identity is accepted",
+        "if told[16..48] != *identity || half(12) as usize != ranks {",
+        "if half(12) as usize != ranks {",
+        "lib::a_table_of_another_pack_identity_or_length_is_refused",
+    ),
+    _rust(
+        "hybrid-pages-remote",
+        "wrong bytes of a pack are accepted",
+        "            if part.sums.get(rank) != Some(&combine(digests.into_iter(), shard)) {",
+        "            if part.sums.get(rank).is_none() {",
+        "it::hostile",
+        "it::faults",
+    ),
+]
+
+FAULTS = [*CONNECTOR, *PACKAGE, *RUST]
