@@ -12,12 +12,13 @@ from hybrid_pages import HybridPagesError, TransferError
 from hybrid_pages._core import POLICIES
 from hybrid_pages.adapter.admission import last_boundary
 from hybrid_pages.adapter.arrays import dtype_name
-from hybrid_pages.adapter.disk import DiskShare, close_disk
+from hybrid_pages.adapter.disk import DiskShare
 from hybrid_pages.adapter.entries import Entries
 from hybrid_pages.adapter.errors import MissingError, SettingsError, UnsupportedError, VersionError
 from hybrid_pages.adapter.keys import Prefix
 from hybrid_pages.adapter.memory import GIB
 from hybrid_pages.adapter.pool import Pool
+from hybrid_pages.adapter.tiers import close_tier
 from hybrid_pages.adapter.versions import Supported
 from toy import BLOCK, GEOMETRY, VOCAB, Toy, generate
 
@@ -56,7 +57,7 @@ def restarted(tmp_path):
 
     def restarted(pages=1000):
         if made:
-            close_disk(made[-1].pool.disk)
+            close_tier(made[-1].pool.disk)
         slot = GEOMETRY.suggest_slot_bytes()
         disk = DiskShare.of(str(tmp_path / "disk"), 0.01, 60_000)
         made.append(Texts(host_gb=pages * slot / GIB, disk=disk, wait_seconds=60.0))
@@ -64,7 +65,7 @@ def restarted(tmp_path):
 
     yield restarted
     for texts in made:
-        close_disk(texts.pool.disk)
+        close_tier(texts.pool.disk)
 
 
 def cold(prompt, new=9):

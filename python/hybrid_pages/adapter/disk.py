@@ -15,7 +15,6 @@ from hybrid_pages.adapter.memory import GIB
 DEADLINE_MS = 5000
 """The default of ``disk_deadline_ms``."""
 LONGEST_DEADLINE_MS = 3_600_000
-_SETTLE_SECONDS = 5.0
 _MARKER = "hybrid-pages-disk"
 _UNUSABLE = (errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG)
 """Error numbers of paths that no later try makes usable."""
@@ -60,24 +59,6 @@ class DiskShare:
             deadline_ms=self.deadline_ms,
             policy=policy,
         )
-
-
-def disk_notes(disk: Disk | None) -> list[str]:
-    """Messages for the operator that were not returned before, such as why a disk is not used."""
-    return [] if disk is None else disk.notes()
-
-
-def close_disk(disk: Disk | None) -> list[str]:
-    """Waits up to 5 seconds for writes to end, and releases the directory.
-
-    Returns:
-        Messages for the operator that were not returned before.
-    """
-    if disk is None:
-        return []
-    disk.settle(_SETTLE_SECONDS)
-    disk.close()
-    return disk.notes()
 
 
 def require_quota(disk_path: str, disk_gb: float, disk_deadline_ms: int) -> None:

@@ -20,7 +20,6 @@ SCHEMES = ("s3", "gs", "az", "file", "mooncake")
 DEADLINE_MS = 5000
 """The default of ``remote_deadline_ms``."""
 LONGEST_DEADLINE_MS = 3_600_000
-_SETTLE_SECONDS = 5.0
 _EXPECTED = (
     "remote_url: expected s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, "
     "file:///DIRECTORY or mooncake://MASTER:PORT"
@@ -72,19 +71,6 @@ class RemoteShare:
             admit=self.admit,
             policy=policy,
         )
-
-
-def close_remote(remote: Remote | Mooncake | None) -> list[str]:
-    """Waits up to 5 seconds for writes to end, and ends the use of the store.
-
-    Returns:
-        Messages for the operator, such as how much was not written.
-    """
-    if remote is None:
-        return []
-    remote.settle(_SETTLE_SECONDS)
-    remote.close()
-    return remote.notes()
 
 
 def require_remote(remote_url: str, remote_deadline_ms: int, remote_admit: str) -> None:

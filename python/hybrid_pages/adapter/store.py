@@ -9,13 +9,11 @@ from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from hybrid_pages._core import Geometry
-from hybrid_pages.adapter.disk import close_disk, disk_notes
 from hybrid_pages.adapter.entries import Entries, Moved
 from hybrid_pages.adapter.identity import about, stable_identity
 from hybrid_pages.adapter.keys import holding, identity
 from hybrid_pages.adapter.pool import Pool
-from hybrid_pages.adapter.remote import close_remote
-from hybrid_pages.adapter.tiers import TierSettings
+from hybrid_pages.adapter.tiers import TierSettings, close_tier
 
 _Self = TypeVar("_Self", bound="Closing")
 
@@ -74,7 +72,7 @@ class EntryStore(Closing):
         self.index, self.arena = pool.cache, pool.arena
         self._disk, self._remote, self._tier_log = pool.disk, pool.remote, log
         self.entries = Entries(geometry, pool.cache, wait_seconds=tiers.wait_seconds)
-        for note in disk_notes(self._disk):
+        for note in self._disk.notes() if self._disk is not None else ():
             log.warning("the disk: %s", note)
 
     @property
@@ -97,7 +95,7 @@ class EntryStore(Closing):
 
     def close(self) -> None:
         """Ends the use of the tiers. The second call does nothing."""
-        for note in close_disk(self._disk):
+        for note in close_tier(self._disk):
             self._tier_log.warning("the disk: %s", note)
-        for note in close_remote(self._remote):
+        for note in close_tier(self._remote):
             self._tier_log.warning("%s", note)

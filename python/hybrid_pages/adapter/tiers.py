@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hybrid_pages._core import Disk, Mooncake, Remote
 from hybrid_pages.adapter import disk, remote
 from hybrid_pages.adapter.disk import DiskShare, require_directory, require_quota, require_unused
 from hybrid_pages.adapter.errors import SettingsError
@@ -17,6 +18,7 @@ from hybrid_pages.adapter.remote import Admit, RemoteShare, require_place, requi
 
 MOST_BLOCK_TOKENS = 1 << 20
 _MOST_GIB = 1 << 20
+_SETTLE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,19 @@ class TierSettings:
         used = [self.disk_deadline_ms] if self.disk_path else []
         used += [self.remote_deadline_ms] if self.remote_url else []
         return max(used, default=self.disk_deadline_ms) / 1000
+
+
+def close_tier(tier: Disk | Remote | Mooncake | None) -> list[str]:
+    """Waits up to 5 seconds for writes to a tier to end, and ends its use.
+
+    Returns:
+        Messages for the operator that were not returned before, such as how much was not written.
+    """
+    if tier is None:
+        return []
+    tier.settle(_SETTLE_SECONDS)
+    tier.close()
+    return tier.notes()
 
 
 def require_block_tokens(block_tokens: object) -> int:

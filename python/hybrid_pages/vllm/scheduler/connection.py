@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hybrid_pages import Arena, Cache, Disk, Geometry, Mooncake, Remote
-from hybrid_pages.adapter.disk import DiskShare, disk_notes
 from hybrid_pages.adapter.pool import Slots
-from hybrid_pages.adapter.remote import RemoteShare
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.config.identity import ModelFacts
 from hybrid_pages.vllm.config.settings import Settings
@@ -125,22 +123,11 @@ class Connection:
         self.geometry = plan
         self.slots = Slots.of(self.settings.host_gb, plan)
         settings, cores = self.settings, self.cores
-        share = DiskShare.of(
-            settings.disk_path,
-            settings.disk_gb,
-            settings.disk_deadline_ms,
-            lane=cores.index,
-            lanes=max(1, cores.here),
-        )
+        share = settings.tiers.disk(lane=cores.index, lanes=max(1, cores.here))
         if share is not None:
             slot_bytes = self.slots.slot_bytes
             self.disk = share.open(plan, slot_bytes=slot_bytes, policy=settings.policy)
-        store = RemoteShare.of(
-            settings.remote_url,
-            settings.remote_deadline_ms,
-            settings.remote_admit,
-            writes=self.may_store,
-        )
+        store = settings.tiers.remote(writes=self.may_store)
         if store is not None:
             slot_bytes = self.slots.slot_bytes
             self.remote = store.open(plan, slot_bytes=slot_bytes, policy=settings.policy)
@@ -237,7 +224,7 @@ class Connection:
             if isinstance(tier, Disk) or (isinstance(tier, Remote) and self.may_store):
                 tier.describe(about)  # Values are all that a Mooncake Store keeps.
             if isinstance(tier, Disk):
-                for note in disk_notes(tier):
+                for note in tier.notes():
                     logger.warning("hybrid-pages: the disk at %s: %s", place, note)
             logger.info(
                 "hybrid-pages: the %s at %s serves identity %s (%s)",

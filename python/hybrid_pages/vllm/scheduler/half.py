@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybrid_pages import HybridPagesError
-from hybrid_pages.adapter.disk import close_disk
 from hybrid_pages.adapter.errors import EngineError
-from hybrid_pages.adapter.remote import close_remote
+from hybrid_pages.adapter.tiers import close_tier
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.config.settings import Settings
 from hybrid_pages.vllm.layout.grid import Tables
@@ -382,7 +381,7 @@ class SchedulerHalf:
         """Ends the recording and the use of the tiers below, if there are such."""
         if self._recording is not None:
             self._recording.close()
-        self._tell(close_disk(self.connection.disk), close_remote(self.connection.remote))
+        self._tell(close_tier(self.connection.disk), close_tier(self.connection.remote))
 
     def reset(self) -> None:
         """Forgets every page and checkpoint; copies under way end unpublished.
