@@ -14,6 +14,7 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.request import RequestStatus
 
 from hybrid_pages import Arena, Disk, DiskError, DiskTree, ForeignError
+from hybrid_pages.vllm.scheduler.stale import lora as names
 from simulation.config import SimulatedHybridForCausalLM, save_model
 from simulation.copies import Script
 from simulation.engine import Engine, connector
@@ -306,8 +307,8 @@ def test_the_files_of_an_adapter_are_looked_at_before_and_after_a_wait(
     engine.generate(PROMPT, lora=lora)
     engine.forget_local()
     looks: list[Path | None] = []
-    look = lora.file_marks
-    monkeypatch.setattr(lora, "file_marks", lambda path: looks.append(path) or look(path))
+    look = names.file_marks
+    monkeypatch.setattr(names, "file_marks", lambda path: looks.append(path) or look(path))
     cache = promoting(engine, answers=6)
     result = engine.add(PROMPT, lora=lora)
     while cache.left:
