@@ -14,7 +14,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlHandshakePayload
 
+from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.scheduler.half import SchedulerHalf
+from hybrid_pages.vllm.scheduler.stale.invalid import InvalidBlocks
 from hybrid_pages.vllm.scheduler.store import StoreJobs
 from simulation import sibling
 from simulation.audit import WrongEntry
@@ -307,3 +309,14 @@ def test_an_engine_that_speculates_restores_beside_another_connector(
     ahead = shape is GDN and engine.half.connection.grid.drops_last_block
     assert engine.generate(first).restored_tokens == (4 if ahead else 5) * N
     engine.check_idle()
+
+
+def test_reports_are_waited_for_no_longer_than_they_may_come() -> None:
+    nothing: Any = None
+    blocks = InvalidBlocks(nothing, nothing)
+    blocks.expect()
+    blocks.ended("a", ())
+    for _ in range(versions.STEPS_IN_FLIGHT):
+        assert blocks.expected and blocks.waiting
+        blocks.updated()
+    assert not blocks.expected and not blocks.waiting and not blocks._ended
