@@ -15,7 +15,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use hybrid_pages::geometry::{Dtype, Geometry, Group, Layer, Segment};
 use hybrid_pages::ids::{ClassKind, SlotId};
 use hybrid_pages::transfer::{
-    ByteRun, Direction, Engine, EntryCopy, HostEngine, LayerMap, Layout, Region,
+    ByteRun, Direction, Engine, EntryCopy, HostEngine, LayerMap, Region, TransferLayout,
 };
 use hybrid_pages_arena::Arena;
 use rustix::time::{ClockId, clock_gettime};
@@ -53,7 +53,7 @@ fn geometry() -> Geometry {
 }
 
 /// All groups overlaid: a layer's blocks back to back, layer after layer.
-fn layout(geometry: &Arc<Geometry>, memory: &mut [u8]) -> Layout {
+fn layout(geometry: &Arc<Geometry>, memory: &mut [u8]) -> TransferLayout {
     let mut maps = Vec::new();
     for (group, layers) in geometry.groups().iter().enumerate() {
         for (layer, bytes) in layers
@@ -78,7 +78,7 @@ fn layout(geometry: &Arc<Geometry>, memory: &mut [u8]) -> Layout {
             });
         }
     }
-    Layout::new(
+    TransferLayout::new(
         Arc::clone(geometry),
         0,
         &vec![BLOCKS; geometry.groups().len()],

@@ -18,7 +18,7 @@ use hybrid_pages::policy;
 use hybrid_pages::tier::{Below, CopyEnd, CopyId};
 use hybrid_pages::transfer::checksum;
 use hybrid_pages_arena::Arena;
-use hybrid_pages_remote::{Admit, Place, Remote, RemoteHandle, RemoteOptions};
+use hybrid_pages_remote::{Admit, Remote, RemoteHandle, RemoteOptions, RemotePlace};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt as _, PutPayload};
 use rustix::time::{ClockId, clock_gettime};
@@ -65,7 +65,7 @@ struct Tier {
 
 impl Tier {
     /// A tier whose entries have slots of their own.
-    fn open(place: &Place, shard: usize, round: usize) -> Self {
+    fn open(place: &RemotePlace, shard: usize, round: usize) -> Self {
         let segment = Segment::new("kv", Dtype::Uint8, vec![shard]).unwrap();
         let layer = Layer::new("attention", vec![segment]).unwrap();
         let group = Group::new(ClassKind::Attention, vec![layer], None).unwrap();
@@ -158,7 +158,7 @@ impl Tier {
 }
 
 /// The same bytes by the client alone.
-fn raw(runtime: &Runtime, place: &Place, round: usize, objects: &[Bytes]) -> [Took; 2] {
+fn raw(runtime: &Runtime, place: &RemotePlace, round: usize, objects: &[Bytes]) -> [Took; 2] {
     let store = Arc::clone(place.client());
     let name = move |at: usize| Path::from(format!("raw/{}-{round}-{at}", std::process::id()));
     let write = async {
@@ -199,7 +199,7 @@ fn raw(runtime: &Runtime, place: &Place, round: usize, objects: &[Bytes]) -> [To
     ]
 }
 
-fn remove(runtime: &Runtime, place: &Place) {
+fn remove(runtime: &Runtime, place: &RemotePlace) {
     let store: &Arc<dyn ObjectStore> = place.client();
     runtime.block_on(async {
         let names: Vec<_> = store.list(None).collect().await;
@@ -240,7 +240,7 @@ fn main() {
     let directory = tempfile::tempdir().unwrap();
     let here = format!("file://{}", directory.path().display());
     let given = std::env::var("HYBRID_PAGES_BENCH_REMOTE");
-    let place = Place::of_url(&given.unwrap_or(here)).unwrap();
+    let place = RemotePlace::of_url(&given.unwrap_or(here)).unwrap();
     let runtime = Builder::new_multi_thread()
         .worker_threads(4)
         .enable_all()

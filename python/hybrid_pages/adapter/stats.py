@@ -49,7 +49,7 @@ class Stats:
 
 
 @dataclass
-class Counts:
+class CallCounts:
     """The counts of one ``PrefixCache`` that its store does not have."""
 
     requests: int = 0

@@ -37,7 +37,7 @@ _REMOTE = typer.Option(
 )
 
 
-class Sessions(str, Enum):
+class SessionSource(str, Enum):
     """Whose session ids the policies see."""
 
     given = "given"
@@ -94,12 +94,12 @@ def replay(
         ),
     ] = None,
     sessions: Annotated[
-        Sessions,
+        SessionSource,
         typer.Option(
             help="Whose session ids the policies see: those in the trace, none, derived for every "
             "request, or derived for conversations of several requests alone."
         ),
-    ] = Sessions.given,
+    ] = SessionSource.given,
     skip_bad: Annotated[
         bool,
         typer.Option("--skip-bad", help="Count broken lines instead of rejecting the trace."),

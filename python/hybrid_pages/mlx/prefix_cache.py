@@ -17,7 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from hybrid_pages import InvalidArgumentError
 from hybrid_pages.adapter.disk import DEADLINE_MS
 from hybrid_pages.adapter.session import Session
-from hybrid_pages.adapter.stats import Counts, Stats
+from hybrid_pages.adapter.stats import CallCounts, Stats
 from hybrid_pages.adapter.store import Closing
 from hybrid_pages.mlx.cache_io import States
 from hybrid_pages.mlx.model_watch import ModelState
@@ -106,7 +106,7 @@ class PrefixCache(Closing):
                 disk_deadline_ms=disk_deadline_ms,
             )
         self._watch = self.store.watch
-        self._counts = Counts()
+        self._counts = CallCounts()
         self._lock = threading.RLock()
         self._closed = False
 
@@ -216,7 +216,7 @@ class PrefixCache(Closing):
             self._watch.weights_changed()
 
     def stats(self) -> Stats:
-        """Counts since the start, and the entries in host memory now."""
+        """CallCounts since the start, and the entries in host memory now."""
         with self._lock:
             store = self.store
             return self._counts.stats(self._watch.changes, store.moved, store.index, store.arena)
@@ -310,7 +310,7 @@ class PrefixCache(Closing):
                 begun.session.finish(sequence)
 
     def _changed(self, state: ModelState, sampled: bool) -> bool:
-        """Whether the model has changed since a text began. Counts changes."""
+        """Whether the model has changed since a text began. CallCounts changes."""
         with self._lock:
             changed = self._watch.changed_since(state, sampled=sampled)
             if changed:

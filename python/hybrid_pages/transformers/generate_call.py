@@ -12,7 +12,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.cache_utils import DynamicCache, StaticCache
 
 from hybrid_pages.adapter.session import Session
-from hybrid_pages.adapter.stats import Counts
+from hybrid_pages.adapter.stats import CallCounts
 from hybrid_pages.transformers.cache_io import States
 from hybrid_pages.transformers.compat import cache_argument, is_out_of_memory
 from hybrid_pages.transformers.model_states import ModelState
@@ -46,7 +46,7 @@ class CachedModel:
     model: Any
     store: CacheStore
     watch: ModelWatch
-    counts: Counts
+    counts: CallCounts
     static_tokens: int = 0
     static_tried: dict[int, Exception | None] = field(default_factory=dict)
 

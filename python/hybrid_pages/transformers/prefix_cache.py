@@ -15,7 +15,7 @@ from hybrid_pages.adapter.entries import Moved
 from hybrid_pages.adapter.layout import require_blocks_in_windows
 from hybrid_pages.adapter.remote import DEADLINE_MS as REMOTE_DEADLINE_MS
 from hybrid_pages.adapter.remote import Admit
-from hybrid_pages.adapter.stats import Counts, Stats
+from hybrid_pages.adapter.stats import CallCounts, Stats
 from hybrid_pages.adapter.store import Closing
 from hybrid_pages.transformers.generate_call import (
     CachedModel,
@@ -112,7 +112,7 @@ class PrefixCache(Closing):
         self.store: CacheStore | None = None
         self._lock = store.lock if store is not None else threading.RLock()
         self._owns_store = store is None
-        self._counts = Counts()
+        self._counts = CallCounts()
         self._cached: CachedModel | None = None
         self._closed = False
         # Why no call can use the cache.
@@ -216,7 +216,7 @@ class PrefixCache(Closing):
                 self.store.models.weights_changed()
 
     def stats(self) -> Stats:
-        """Counts since the start, and the entries in host memory now."""
+        """CallCounts since the start, and the entries in host memory now."""
         with self._lock:
             if self.store is None:
                 return self._counts.stats({}, Moved(), None, None)

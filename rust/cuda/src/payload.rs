@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use hybrid_pages::transfer::{EntryCopy, Layout, Plan, SlotMemory, Span, TILE_BYTES};
+use hybrid_pages::transfer::{EntryCopy, Plan, SlotMemory, Span, TILE_BYTES, TransferLayout};
 
 use crate::kernels::abi::{MOST_RUN, Packed, Strided};
 use crate::pinning::Cuts;
@@ -37,7 +37,7 @@ pub(crate) struct Patterns {
 }
 
 impl Patterns {
-    pub(crate) fn new(layout: &Layout) -> Self {
+    pub(crate) fn new(layout: &TransferLayout) -> Self {
         let classes = 0..layout.geometry().classes().len();
         Self {
             classes: classes.map(|class| fold(layout.spans(class))).collect(),
@@ -82,7 +82,7 @@ impl Payload {
     /// Appends an entry of a plan.
     pub(crate) fn push(
         &mut self,
-        layout: &Layout,
+        layout: &TransferLayout,
         patterns: &Patterns,
         memory: &SlotMemory,
         cuts: Cuts,

@@ -36,7 +36,7 @@ pub use fleet::{Fleet, FleetRow, FleetTerms};
 pub use fleets::{FleetProgress, fleets};
 pub use network::{NetworkLink, RemoteUse};
 pub use policies::policies;
-pub use replay::{BOUND, Budget, LowerTier, ReplayRow, replay, replay_over};
+pub use replay::{BOUND, Budget, ReplayRow, ReplayedTier, replay, replay_over};
 pub use route::{RouteResult, route};
 pub use router::Route;
 pub use session_ids::SessionIds;

@@ -49,7 +49,7 @@ impl Budget {
 
 /// A tier below the host, which is written when entries are published.
 #[derive(Debug, Clone, PartialEq)]
-pub enum LowerTier {
+pub enum ReplayedTier {
     /// A disk.
     Disk {
         /// Room of the disk.
@@ -138,7 +138,7 @@ pub fn replay_over<T: Borrow<Trace> + Sync>(
     policies: &[String],
     budgets: &[Budget],
     ratio: u32,
-    below: Option<&LowerTier>,
+    below: Option<&ReplayedTier>,
     done: &(dyn Fn(&ReplayRow) -> ControlFlow<()> + Sync),
 ) -> Result<Vec<ReplayRow>> {
     if ratio == 0 {
@@ -149,8 +149,8 @@ pub fn replay_over<T: Borrow<Trace> + Sync>(
     }
     let hosts = policies.iter().filter(|name| *name != BOUND);
     let disk = match below {
-        Some(LowerTier::Disk { policy, .. }) => Some(policy),
-        Some(LowerTier::Remote(link)) => {
+        Some(ReplayedTier::Disk { policy, .. }) => Some(policy),
+        Some(ReplayedTier::Remote(link)) => {
             link.check()?;
             None
         }
@@ -165,11 +165,11 @@ pub fn replay_over<T: Borrow<Trace> + Sync>(
         for name in policies {
             let tiers = match below {
                 None => vec![ReplayTier::None],
-                Some(LowerTier::Disk { budget, policy }) => {
+                Some(ReplayedTier::Disk { budget, policy }) => {
                     vec![ReplayTier::Disk(policy, budget.resolve(footprint)?.0)]
                 }
-                Some(LowerTier::Remote(_)) if name == BOUND => vec![ReplayTier::Everything],
-                Some(LowerTier::Remote(link)) => {
+                Some(ReplayedTier::Remote(_)) if name == BOUND => vec![ReplayTier::Everything],
+                Some(ReplayedTier::Remote(link)) => {
                     Vec::from(RemoteUse::ALL.map(|(_, admit)| ReplayTier::Remote(*link, admit)))
                 }
             };

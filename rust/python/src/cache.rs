@@ -97,9 +97,9 @@ impl PyAdmission {
 }
 
 /// A class index and a block index.
-struct Place(usize, usize);
+struct BlockPlace(usize, usize);
 
-impl<'py> FromPyObject<'_, 'py> for Place {
+impl<'py> FromPyObject<'_, 'py> for BlockPlace {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
@@ -333,14 +333,14 @@ impl PyCache {
         &self,
         namespace: Whole,
         keys: &Bound<'_, PyAny>,
-        entries: Vec<Place>,
+        entries: Vec<BlockPlace>,
         stride: Whole,
         hints: Option<&Bound<'_, PyHints>>,
     ) -> PyResult<PyWriteLease> {
         let keys = block_keys(keys, stride, None)?;
         let entries: Vec<_> = entries
             .into_iter()
-            .map(|Place(class, block)| (class, block))
+            .map(|BlockPlace(class, block)| (class, block))
             .collect();
         let lease = self
             .inner

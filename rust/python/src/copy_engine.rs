@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use hybrid_pages::error::Error;
 use hybrid_pages::guarded::lock;
-use hybrid_pages::transfer::{Completion, Direction, Engine, EntryCopy, LayerMap, Layout, Ticket};
+use hybrid_pages::transfer::{
+    Completion, Direction, Engine, EntryCopy, LayerMap, Ticket, TransferLayout,
+};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PySequence, PyString, PyTuple};
 
@@ -153,7 +155,7 @@ pub fn layout(
     rank: Whole,
     num_blocks: NumBlocks,
     layers: &[Bound<'_, PyLayerMap>],
-) -> PyResult<Layout> {
+) -> PyResult<TransferLayout> {
     let maps: Vec<LayerMap> = layers
         .iter()
         .map(|layer| layer.get().inner.clone())
@@ -163,7 +165,7 @@ pub fn layout(
         NumBlocks::OfAll(number) => vec![number.0; geometry.groups().len()],
         NumBlocks::PerGroup(numbers) => plain(numbers),
     };
-    Layout::new(geometry, rank.0, &num_blocks, &maps).map_err(to_py)
+    TransferLayout::new(geometry, rank.0, &num_blocks, &maps).map_err(to_py)
 }
 
 /// Entries to store: (class, slots, blocks).

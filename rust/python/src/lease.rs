@@ -103,7 +103,9 @@ impl PyReadLease {
             .loads(&PyTables::of(tables)?, blocks, resumes.0)?;
         let mut entries = Vec::with_capacity(held.len());
         for entry in held {
-            let blocks = targets(entry.class_index, entry.block_index).map_err(to_py)?;
+            let blocks = targets
+                .of(entry.class_index, entry.block_index)
+                .map_err(to_py)?;
             if blocks.iter().any(Option::is_some) {
                 let slots = entry.slots.iter().map(|slot| slot.0).collect();
                 entries.push((entry.class_index, slots, blocks, entry.checksums.clone()));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hybrid_pages_remote::{Admit, Place, Remote, RemoteHandle, RemoteOptions};
+use hybrid_pages_remote::{Admit, Remote, RemoteHandle, RemoteOptions, RemotePlace};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -41,7 +41,7 @@ impl PyRemote {
         queue_bytes: Whole,
         policy: &str,
     ) -> PyResult<Self> {
-        let place = py.detach(|| Place::of_url(url)).map_err(to_py)?;
+        let place = py.detach(|| RemotePlace::of_url(url)).map_err(to_py)?;
         let shown = place.shown().to_owned();
         let mut options = RemoteOptions::new(place);
         options.deadline = Duration::from_millis(deadline_ms.0 as u64);
@@ -59,7 +59,7 @@ impl PyRemote {
 
     #[staticmethod]
     fn check(py: Python<'_>, url: &str) -> PyResult<String> {
-        let place = py.detach(|| Place::of_url(url)).map_err(to_py)?;
+        let place = py.detach(|| RemotePlace::of_url(url)).map_err(to_py)?;
         Ok(place.shown().to_owned())
     }
 

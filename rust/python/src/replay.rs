@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use hybrid_pages::error::Error;
 use hybrid_pages_lab::{
-    Budget, LowerTier, NetworkLink, ReadOptions, RemoteUse, ReplayRow, Result, Route, SessionIds,
-    Trace, policies, replay_over, route,
+    Budget, NetworkLink, ReadOptions, RemoteUse, ReplayRow, ReplayedTier, Result, Route,
+    SessionIds, Trace, policies, replay_over, route,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -273,11 +273,11 @@ fn replay_traces(
         .collect();
     let below = match (disk, remote) {
         (None, None) => None,
-        (Some((share, policy)), None) => Some(LowerTier::Disk {
+        (Some((share, policy)), None) => Some(ReplayedTier::Disk {
             budget: Budget::Fraction(share),
             policy,
         }),
-        (None, Some(link)) => Some(LowerTier::Remote(link.link())),
+        (None, Some(link)) => Some(ReplayedTier::Remote(link.link())),
         (Some(_), Some(_)) => {
             return Err(to_py(Error::InvalidArgument(
                 "disk and remote: expected one tier below the host, found both".into(),

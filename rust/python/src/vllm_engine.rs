@@ -1,7 +1,7 @@
 //! vLLM's block pool, and the Python object that hears of what is not stored.
 
 use hybrid_pages::error::Error;
-use hybrid_pages_vllm::engine::{Engine, Handles, RankCopy};
+use hybrid_pages_vllm::engine::{Handles, RankCopy, ServingEngine};
 use pyo3::exceptions::PyException;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -74,7 +74,7 @@ fn blocks_of<'py>(pool: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
     Ok(pool.getattr(intern!(pool.py(), "blocks"))?.cast_into()?)
 }
 
-impl Engine for VllmEngine<'_, '_> {
+impl ServingEngine for VllmEngine<'_, '_> {
     type Error = Raised;
     type Handles = PyHandles;
 

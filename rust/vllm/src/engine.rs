@@ -31,14 +31,14 @@ pub trait Handles {
 }
 
 /// The name of a request of an engine.
-pub type NameOf<E> = <<E as Engine>::Handles as Handles>::Name;
+pub type NameOf<E> = <<E as ServingEngine>::Handles as Handles>::Name;
 /// A pinned block of an engine.
-pub type PinOf<E> = <<E as Engine>::Handles as Handles>::Pin;
+pub type PinOf<E> = <<E as ServingEngine>::Handles as Handles>::Pin;
 /// What one rank of an engine reports of a store.
-pub type OutcomeOf<E> = <<E as Engine>::Handles as Handles>::Outcome;
+pub type OutcomeOf<E> = <<E as ServingEngine>::Handles as Handles>::Outcome;
 
 /// The engine: its block pool, and whoever hears of what is not stored.
-pub trait Engine {
+pub trait ServingEngine {
     /// What the engine's objects may raise.
     type Error: From<Error>;
     /// What a store in flight holds of the engine's objects.
@@ -128,7 +128,7 @@ impl TrackedRun {
 /// A request of the engine in one step, and the engine around it.
 pub trait StepRequest: RequestView<Error: From<Error>> {
     /// The engine.
-    type Engine: Engine<Error = Self::Error>;
+    type Engine: ServingEngine<Error = Self::Error>;
     /// The request's block tables.
     type Tables: Tables<Error = Self::Error>;
     /// Keys of leading blocks.

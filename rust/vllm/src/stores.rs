@@ -9,7 +9,7 @@ use hybrid_pages::geometry::Geometry;
 use hybrid_pages::guarded::lock;
 use hybrid_pages::ids::ClassKind;
 
-use crate::engine::{Engine, Handles, RankCopy, StepRequest, TrackedRun};
+use crate::engine::{Handles, RankCopy, ServingEngine, StepRequest, TrackedRun};
 use crate::entries::StoreEntries;
 use crate::reports::Reports;
 use crate::room::{RoomRequest, StateSource, make_room};
@@ -23,7 +23,7 @@ pub type Job = (usize, StoreEntries);
 pub type Reported<O> = Vec<(Option<usize>, O)>;
 
 /// Entries on their way out of the engine.
-struct InFlight<H: Handles> {
+struct StoreInFlight<H: Handles> {
     lease: WriteLease,
     request: H::Name,
     pins: Vec<H::Pin>,
@@ -35,7 +35,7 @@ struct InFlight<H: Handles> {
 
 struct Jobs<H: Handles> {
     /// By number, ascending.
-    in_flight: Vec<(usize, InFlight<H>)>,
+    in_flight: Vec<(usize, StoreInFlight<H>)>,
     next: usize,
     /// Bytes of what was published, and seconds that copies of it took on all ranks, since they were last taken.
     copied: (usize, f64),
@@ -47,11 +47,11 @@ impl<H: Handles> Jobs<H> {
         found.ok()
     }
 
-    fn get_mut(&mut self, job: usize) -> Option<&mut InFlight<H>> {
+    fn get_mut(&mut self, job: usize) -> Option<&mut StoreInFlight<H>> {
         self.place(job).map(|at| &mut self.in_flight[at].1)
     }
 
-    fn remove(&mut self, job: usize) -> Option<InFlight<H>> {
+    fn remove(&mut self, job: usize) -> Option<StoreInFlight<H>> {
         self.place(job).map(|at| self.in_flight.remove(at).1)
     }
 }
@@ -140,7 +140,7 @@ impl<H: Handles> Stores<H> {
     ///
     /// # Errors
     /// What the engine's objects raise. Nothing stays reserved or pinned then.
-    pub fn step<R: StepRequest<Engine: Engine<Error = R::Error, Handles = H>>>(
+    pub fn step<R: StepRequest<Engine: ServingEngine<Error = R::Error, Handles = H>>>(
         &self,
         request: &R,
         new_tokens: usize,
@@ -178,7 +178,7 @@ impl<H: Handles> Stores<H> {
     ///
     /// # Errors
     /// What the engine's objects raise. Nothing stays reserved or pinned then.
-    pub fn report<R: StepRequest<Engine: Engine<Error = R::Error, Handles = H>>>(
+    pub fn report<R: StepRequest<Engine: ServingEngine<Error = R::Error, Handles = H>>>(
         &self,
         request: &R,
     ) -> Result<Option<Job>, R::Error> {
@@ -191,7 +191,7 @@ impl<H: Handles> Stores<H> {
     ///
     /// # Errors
     /// What the engine's objects raise. Nothing stays reserved or pinned then.
-    pub fn finish<R: StepRequest<Engine: Engine<Error = R::Error, Handles = H>>>(
+    pub fn finish<R: StepRequest<Engine: ServingEngine<Error = R::Error, Handles = H>>>(
         &self,
         request: &R,
     ) -> Result<Option<Job>, R::Error> {
@@ -200,7 +200,7 @@ impl<H: Handles> Stores<H> {
         self.planned(request, &mut tracked, plan)
     }
 
-    fn planned<R: StepRequest<Engine: Engine<Error = R::Error, Handles = H>>>(
+    fn planned<R: StepRequest<Engine: ServingEngine<Error = R::Error, Handles = H>>>(
         &self,
         request: &R,
         tracked: &mut TrackedRun,
@@ -228,7 +228,7 @@ impl<H: Handles> Stores<H> {
     }
 
     /// The states of each class all of whose groups' blocks are known.
-    fn sources<E: Engine<Handles = H>>(
+    fn sources<E: ServingEngine<Handles = H>>(
         &self,
         engine: &E,
         states: Vec<ProvenState>,
@@ -252,7 +252,7 @@ impl<H: Handles> Stores<H> {
     }
 
     /// Reserves states and pages, and pins their engine blocks. Nothing stays reserved or pinned if it fails.
-    fn offer<R: StepRequest<Engine: Engine<Error = R::Error, Handles = H>>>(
+    fn offer<R: StepRequest<Engine: ServingEngine<Error = R::Error, Handles = H>>>(
         &self,
         request: &R,
         tracked: &TrackedRun,
@@ -282,7 +282,7 @@ impl<H: Handles> Stores<H> {
         let request = request.name()?;
         let pins = engine.pin(reserved.entries.blocks())?;
         // Nothing fails from here on.
-        let store = InFlight {
+        let store = StoreInFlight {
             lease: reserved.lease,
             request,
             pins,
@@ -319,7 +319,11 @@ impl<H: Handles> Stores<H> {
     ///
     /// # Errors
     /// What the engine's pool raises.
-    pub fn give_up<E: Engine<Handles = H>>(&self, engine: &E, job: usize) -> Result<(), E::Error> {
+    pub fn give_up<E: ServingEngine<Handles = H>>(
+        &self,
+        engine: &E,
+        job: usize,
+    ) -> Result<(), E::Error> {
         let store = self.lock().remove(job);
         let Some(mut store) = store else {
             return Ok(());
@@ -333,7 +337,7 @@ impl<H: Handles> Stores<H> {
     ///
     /// # Errors
     /// What the engine's listener raises; an error of the store alone is told to the listener.
-    pub fn reported<E: Engine<Handles = H>>(
+    pub fn reported<E: ServingEngine<Handles = H>>(
         &self,
         engine: &E,
         job: usize,
@@ -355,7 +359,7 @@ impl<H: Handles> Stores<H> {
         job: usize,
         outcomes: Reported<H::Outcome>,
         trouble: Option<Err>,
-    ) -> (Option<Err>, Option<InFlight<H>>) {
+    ) -> (Option<Err>, Option<StoreInFlight<H>>) {
         let mut jobs = self.lock();
         let Some(store) = jobs.get_mut(job) else {
             return (trouble, None);
@@ -366,10 +370,10 @@ impl<H: Handles> Stores<H> {
     }
 
     /// Publishes what every rank has copied, and lets go of its source blocks.
-    fn end<E: Engine<Handles = H>>(
+    fn end<E: ServingEngine<Handles = H>>(
         &self,
         engine: &E,
-        store: &mut InFlight<H>,
+        store: &mut StoreInFlight<H>,
         trusted: bool,
     ) -> Result<(), E::Error> {
         let published = if store.reports.is_doubtful() {
@@ -403,9 +407,9 @@ pub fn left_out(skipped: Skipped) -> impl Iterator<Item = (&'static str, usize)>
 }
 
 /// Commits what every rank has copied. Returns bytes and seconds; zero if a rank has failed.
-fn publish<H: Handles, E: Engine<Handles = H>>(
+fn publish<H: Handles, E: ServingEngine<Handles = H>>(
     engine: &E,
-    store: &mut InFlight<H>,
+    store: &mut StoreInFlight<H>,
 ) -> Result<(usize, f64), E::Error> {
     let (mut bytes, mut seconds, mut failed) = (0, 0.0, false);
     let mut shards = Vec::new();

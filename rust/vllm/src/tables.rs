@@ -103,8 +103,7 @@ impl TableColumns {
         Ok((pages, ids))
     }
 
-    /// The engine blocks that a load of `blocks` writes, for a request that resumes after `resumes` tokens: a function
-    /// of an entry's class and block, as [`columns::targets`].
+    /// What the tables say of a load of `blocks`, for a request that resumes after `resumes` tokens.
     ///
     /// # Errors
     /// Why the tables can't be read.
@@ -113,7 +112,7 @@ impl TableColumns {
         tables: &T,
         blocks: Range<usize>,
         resumes: usize,
-    ) -> Result<impl Fn(usize, usize) -> CoreResult<Vec<Option<u32>>> + use<'_, T>, T::Error> {
+    ) -> Result<LoadTargets<'_>, T::Error> {
         let mut classes = Vec::with_capacity(self.classes.len());
         for (kind, groups) in &self.classes {
             let blocks = match kind {
@@ -122,9 +121,23 @@ impl TableColumns {
             };
             classes.push(ClassParts::read(groups, tables, blocks)?);
         }
-        Ok(move |class: usize, block: usize| {
-            columns::targets(&classes[class].paired(), block, resumes)
-        })
+        Ok(LoadTargets { classes, resumes })
+    }
+}
+
+/// The engine blocks that a load writes.
+pub struct LoadTargets<'a> {
+    classes: Vec<ClassParts<'a>>,
+    resumes: usize,
+}
+
+impl LoadTargets<'_> {
+    /// The engine blocks of an entry, by its class and block, as [`columns::targets`] gives them.
+    ///
+    /// # Errors
+    /// Those of [`columns::targets`].
+    pub fn of(&self, class: usize, block: usize) -> CoreResult<Vec<Option<u32>>> {
+        columns::targets(&self.classes[class].paired(), block, self.resumes)
     }
 }
 

@@ -1,7 +1,9 @@
 //! A small cache whose prompts are strings: one letter per block, one key per prefix.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
-use hybrid_pages::cache::{Cache, CacheConfig, ClassConfig, ReadLease, Skipped, Stats, WriteLease};
+use hybrid_pages::cache::{
+    Cache, CacheConfig, CacheStats, ClassConfig, ReadLease, Skipped, WriteLease,
+};
 use hybrid_pages::ids::{ClassKind, NamespaceId, PrefixKey};
 use hybrid_pages::prefix::Hit;
 
@@ -113,7 +115,7 @@ impl Small {
         self.classes
     }
 
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> CacheStats {
         self.cache.stats()
     }
 }

@@ -3,7 +3,7 @@
 use crate::cache_support;
 
 use cache_support::{CHECKPOINT, PAGE, class, commit, config, keys, pages};
-use hybrid_pages::cache::{Arrival, Cache, CacheConfig, ReadLease, Stats, WriteLease};
+use hybrid_pages::cache::{Arrival, Cache, CacheConfig, CacheStats, ReadLease, WriteLease};
 use hybrid_pages::ids::{ClassKind, NamespaceId};
 use hybrid_pages::policy::Hints;
 use hybrid_pages_lab::policies;
@@ -106,8 +106,8 @@ impl Twin {
         (hit.unwrap().pages == 1).then_some((0, 0))
     }
 
-    fn stats(&self) -> Stats {
-        Stats {
+    fn stats(&self) -> CacheStats {
+        CacheStats {
             leased_slots: 0,
             metadata_bytes: 0,
             ..self.cache.stats()

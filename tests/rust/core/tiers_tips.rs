@@ -5,7 +5,9 @@ use crate::cache_support;
 use crate::plain_tier;
 
 use cache_support::{class, commit, config, keys, pages};
-use hybrid_pages::cache::{Arrival, Cache, CacheConfig, ClassConfig, ReadLease, Stats, WriteLease};
+use hybrid_pages::cache::{
+    Arrival, Cache, CacheConfig, CacheStats, ClassConfig, ReadLease, WriteLease,
+};
 use hybrid_pages::ids::{ClassKind, NamespaceId};
 use hybrid_pages::policy::{EntryKind, Hints};
 use hybrid_pages_lab::policies;
@@ -122,8 +124,8 @@ impl Twin {
         assert_eq!(self.cache.audit(), None);
     }
 
-    fn stats(&self) -> Stats {
-        Stats {
+    fn stats(&self) -> CacheStats {
+        CacheStats {
             leased_slots: 0,
             metadata_bytes: 0,
             ..self.cache.stats()

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::{ClassKind, SlotId};
 use hybrid_pages::transfer::{
-    Direction, Engine, EntryCopy, HostEngine, LayerMap, Layout, Plan, Region, TILE_BYTES, checksum,
+    Direction, Engine, EntryCopy, HostEngine, LayerMap, Plan, Region, TILE_BYTES, TransferLayout,
+    checksum,
 };
 use hybrid_pages_arena::Arena;
 use transfer_plain::{Plain, argument_error, map};
@@ -95,7 +96,7 @@ fn adjacent_runs_and_slots_are_copied_in_one_go() {
     let memory = Memory::new(vec![0; 256]);
     let region = memory.region();
     let lengths = |maps: &[LayerMap], entry: EntryCopy| -> Vec<usize> {
-        let layout = Layout::new(Arc::clone(&geometry), 0, &[2], maps).unwrap();
+        let layout = TransferLayout::new(Arc::clone(&geometry), 0, &[2], maps).unwrap();
         let plan = Plan::new(&layout, &slots, Direction::Store, vec![entry]).unwrap();
         plan.pieces(&layout, &slots, 0, 0..24)
             .map(|piece| piece.length)
@@ -136,7 +137,7 @@ fn adjacent_bytes_of_two_groups_blocks_or_regions_are_copied_apart() {
         let slots = Arc::new(Arena::create(geometry, 16, 1).unwrap())
             .memory(0)
             .unwrap();
-        let layout = Layout::new(Arc::clone(geometry), 0, blocks, maps).unwrap();
+        let layout = TransferLayout::new(Arc::clone(geometry), 0, blocks, maps).unwrap();
         let plan = Plan::new(&layout, &slots, Direction::Store, vec![entry]).unwrap();
         let pieces = plan.pieces(&layout, &slots, 0, 0..16);
         pieces.map(|piece| piece.length).collect::<Vec<_>>()
@@ -262,7 +263,7 @@ fn bytes_that_a_load_leaves_out_are_verified_all_the_same() {
     let memory = Memory::new(Dice::new(5).bytes(2 * bytes));
     let maps = [map(0, 0, memory.region(), bytes / 2, &[(0, bytes / 2)])];
     let arena = Arc::new(Arena::create(&geometry, bytes, 1).unwrap());
-    let layout = Layout::new(Arc::clone(&geometry), 0, &[4], &maps).unwrap();
+    let layout = TransferLayout::new(Arc::clone(&geometry), 0, &[4], &maps).unwrap();
     let engine = HostEngine::new(layout, arena.memory(0).unwrap(), 2).unwrap();
     let stored = run(&engine, Direction::Store, vec![entry(0, &[0], &[0, 1])]);
     let load = || {
@@ -285,7 +286,7 @@ fn stores_without_checksums_report_none_and_loads_still_verify() {
     let memory = Memory::new(Dice::new(9).bytes(400));
     let maps = [map(0, 0, memory.region(), 100, &[(0, 100)])];
     let arena = Arc::new(Arena::create(&geometry, 100, 2).unwrap());
-    let layout = Layout::new(Arc::clone(&geometry), 0, &[4], &maps).unwrap();
+    let layout = TransferLayout::new(Arc::clone(&geometry), 0, &[4], &maps).unwrap();
     let engine = HostEngine::without_checksums(layout, arena.memory(0).unwrap(), 2).unwrap();
     let before = memory.bytes();
     let stored = run(&engine, Direction::Store, vec![entry(0, &[1], &[3])]);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::{ClassKind, SlotId};
 use hybrid_pages::transfer::{
-    Direction, EntryCopy, HostEngine, LayerMap, Layout, Plan, Region, checksum,
+    Direction, EntryCopy, HostEngine, LayerMap, Plan, Region, TransferLayout, checksum,
 };
 use hybrid_pages_arena::Arena;
 use transfer_plain::{argument_error, geometry_error, map};
@@ -37,7 +37,8 @@ fn every_layer_needs_exactly_one_map() {
     let memory = Memory::new(vec![0; 64]);
     let whole = |group, layer, bytes| map(group, layer, memory.region(), 16, &[(0, bytes)]);
     let all = || vec![whole(0, 0, 4), whole(0, 1, 4), whole(1, 0, 8)];
-    let layout = |maps: Vec<LayerMap>| Layout::new(Arc::clone(&geometry), 1, &[4, 4], &maps);
+    let layout =
+        |maps: Vec<LayerMap>| TransferLayout::new(Arc::clone(&geometry), 1, &[4, 4], &maps);
     assert!(layout(all()).is_ok());
     let missing = argument_error(layout(all()[..2].to_vec()));
     assert!(
@@ -53,7 +54,12 @@ fn every_layer_needs_exactly_one_map() {
         let why = argument_error(layout([all(), vec![stray]].concat()));
         assert!(why.contains("expected a layer of the geometry"), "{why}");
     }
-    let rank = argument_error(Layout::new(Arc::clone(&geometry), 2, &[4, 4], &all()));
+    let rank = argument_error(TransferLayout::new(
+        Arc::clone(&geometry),
+        2,
+        &[4, 4],
+        &all(),
+    ));
     assert!(rank.contains("rank: expected below 2, found 2"), "{rank}");
 }
 
@@ -63,7 +69,8 @@ fn every_group_has_a_number_of_blocks_of_its_own() {
     let memory = Memory::new(vec![0; 32]);
     let whole = |group, bytes| map(group, 0, memory.region(), bytes, &[(0, bytes)]);
     let maps = [whole(0, 4), whole(1, 8)];
-    let layout = |num_blocks: &[usize]| Layout::new(Arc::clone(&geometry), 0, num_blocks, &maps);
+    let layout =
+        |num_blocks: &[usize]| TransferLayout::new(Arc::clone(&geometry), 0, num_blocks, &maps);
     assert_eq!(layout(&[8, 4]).unwrap().num_blocks(), [8, 4]);
     let cases: [(&[usize], &str); 4] = [
         (&[8], "num_blocks: expected one per group, 2, found 1"),
@@ -102,7 +109,7 @@ fn an_entry_of_several_blocks_per_group_lies_block_after_block() {
         map(1, 0, tail, 10, &[(8, 2), (0, 2)]),
     ];
     let arena = Arc::new(Arena::create(&geometry, 23, 2).unwrap());
-    let layout = Layout::new(Arc::clone(&geometry), 0, &[10, 6], &maps).unwrap();
+    let layout = TransferLayout::new(Arc::clone(&geometry), 0, &[10, 6], &maps).unwrap();
     let engine = HostEngine::new(layout, arena.memory(0).unwrap(), 2).unwrap();
     let stored = run(
         &engine,
@@ -145,7 +152,7 @@ fn blocks_of_an_entry_are_checked_group_by_group() {
     ];
     let arena = Arc::new(Arena::create(&geometry, 14, 2).unwrap());
     let slots = arena.memory(0).unwrap();
-    let layout = Layout::new(Arc::clone(&geometry), 0, &[10, 5], &maps).unwrap();
+    let layout = TransferLayout::new(Arc::clone(&geometry), 0, &[10, 5], &maps).unwrap();
     let plan = |direction, entries: &[EntryCopy]| {
         Plan::new(&layout, &slots, direction, entries.to_vec()).map(drop)
     };
@@ -200,7 +207,7 @@ fn maps_that_do_not_fit_their_layer_or_region_are_refused() {
     let memory = Memory::new(vec![0; 64]);
     let layout = |stride, blocks, runs: &[(usize, usize)]| {
         let maps = [map(0, 0, memory.region(), stride, runs)];
-        Layout::new(Arc::clone(&geometry), 0, &[blocks], &maps)
+        TransferLayout::new(Arc::clone(&geometry), 0, &[blocks], &maps)
     };
     assert!(layout(16, 4, &[(0, 8)]).is_ok());
     assert!(layout(16, 4, &[(8, 4), (0, 4)]).is_ok());
@@ -248,7 +255,7 @@ fn an_arena_of_another_geometry_is_refused() {
     let other = geometry(&[(ATTENTION, &[8])], 2);
     let arena = Arc::new(Arena::create(&other, 8, 4).unwrap());
     let maps = [map(0, 0, memory.region(), 16, &[(0, 8)])];
-    let layout = Layout::new(Arc::clone(&ours), 0, &[4], &maps).unwrap();
+    let layout = TransferLayout::new(Arc::clone(&ours), 0, &[4], &maps).unwrap();
     match HostEngine::new(layout, arena.memory(0).unwrap(), 1).map(drop) {
         Err(Error::Foreign(why)) => assert!(why.contains(&ours.fingerprint().to_string())),
         found => panic!("expected foreign bytes, found {found:?}"),
@@ -262,7 +269,7 @@ fn impossible_thread_counts_are_refused() {
     let arena = Arc::new(Arena::create(&geometry, 8, 4).unwrap());
     for threads in [0, HostEngine::MAX_THREADS + 1] {
         let maps = [map(0, 0, memory.region(), 16, &[(0, 8)])];
-        let layout = Layout::new(Arc::clone(&geometry), 0, &[4], &maps).unwrap();
+        let layout = TransferLayout::new(Arc::clone(&geometry), 0, &[4], &maps).unwrap();
         argument_error(HostEngine::new(layout, arena.memory(0).unwrap(), threads).map(drop));
     }
 }

@@ -7,7 +7,7 @@ use crate::transfer_support;
 
 use cuda_support::{Load, Plain, Store, WAYS, Way, options, until};
 use hybrid_pages::ids::ClassKind;
-use hybrid_pages::transfer::{ByteRun, Engine, LayerMap, Layout};
+use hybrid_pages::transfer::{ByteRun, Engine, LayerMap, TransferLayout};
 use hybrid_pages_arena::Arena;
 use hybrid_pages_cuda::engine::CudaEngine;
 use mock_cuda::{Mock, Mode};
@@ -224,7 +224,7 @@ fn a_transfer_longer_than_a_batch_comes_back_whole() {
             runs: runs.collect(),
         };
         let arena = Arc::new(Arena::create(&geometry, 512, 4 * BLOCKS).unwrap());
-        let layout = Layout::new(
+        let layout = TransferLayout::new(
             Arc::clone(&geometry),
             0,
             &[BLOCKS],

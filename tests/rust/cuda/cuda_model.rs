@@ -8,7 +8,7 @@ use crate::transfer_support;
 
 use cuda_support::{Load, Plain, Store, Way, options};
 use hybrid_pages::ids::ClassKind;
-use hybrid_pages::transfer::{ByteRun, Engine, LayerMap, Layout, Ticket, checksum};
+use hybrid_pages::transfer::{ByteRun, Engine, LayerMap, Ticket, TransferLayout, checksum};
 use hybrid_pages_arena::Arena;
 use hybrid_pages_cuda::engine::{CudaEngine, CudaOptions};
 use mock_cuda::Mock;
@@ -134,7 +134,7 @@ fn nested_and_transposed_runs_come_back_whole() {
             })
             .collect();
         let arena = Arc::new(Arena::create(&geometry, layers * bytes, blocks).unwrap());
-        let layout = Layout::new(Arc::clone(&geometry), 0, &[blocks], &maps).unwrap();
+        let layout = TransferLayout::new(Arc::clone(&geometry), 0, &[blocks], &maps).unwrap();
         let engine = CudaEngine::new(layout, arena.memory(0).unwrap(), &options(way)).unwrap();
         let payload = |block: usize| -> Vec<u8> {
             let all = memory.bytes();

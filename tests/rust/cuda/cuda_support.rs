@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::ClassKind;
 use hybrid_pages::transfer::{
-    ByteRun, Completion, Direction, Engine, EntryCopy, LayerMap, Layout, Ticket, checksum,
+    ByteRun, Completion, Direction, Engine, EntryCopy, LayerMap, Ticket, TransferLayout, checksum,
 };
 use hybrid_pages_arena::Arena;
 use hybrid_pages_cuda::engine::{CudaEngine, CudaOptions};
@@ -110,7 +110,7 @@ impl Plain {
         Bench::new(mock).engine(options)
     }
 
-    pub fn layout(geometry: &Arc<Geometry>, memory: &Memory) -> Layout {
+    pub fn layout(geometry: &Arc<Geometry>, memory: &Memory) -> TransferLayout {
         let run = |offset, length| ByteRun { offset, length };
         let map = LayerMap {
             group: 0,
@@ -122,7 +122,7 @@ impl Plain {
                 run(Self::FIRST + 32, Self::BYTES - Self::FIRST),
             ],
         };
-        Layout::new(Arc::clone(geometry), 0, &[Self::BLOCKS], &[map]).unwrap()
+        TransferLayout::new(Arc::clone(geometry), 0, &[Self::BLOCKS], &[map]).unwrap()
     }
 
     /// The entry of a number in slots of its own, from or to a block.

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use hybrid_pages_lab::{Budget, LowerTier, ReadOptions, ReplayRow, Trace, replay, replay_over};
+use hybrid_pages_lab::{Budget, ReadOptions, ReplayRow, ReplayedTier, Trace, replay, replay_over};
 
 fn conversation() -> Trace {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -12,7 +12,7 @@ fn conversation() -> Trace {
 }
 
 fn row(trace: &Trace, host: f64, disk: Option<(f64, &str)>) -> ReplayRow {
-    let below = disk.map(|(share, policy)| LowerTier::Disk {
+    let below = disk.map(|(share, policy)| ReplayedTier::Disk {
         budget: Budget::Fraction(share),
         policy: policy.to_owned(),
     });

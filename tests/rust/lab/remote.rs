@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use hybrid_pages_lab::{
-    Budget, LowerTier, NetworkLink, ReadOptions, RemoteUse, ReplayRow, Trace, replay_over,
+    Budget, NetworkLink, ReadOptions, RemoteUse, ReplayRow, ReplayedTier, Trace, replay_over,
 };
 
 /// A page takes a second, a checkpoint two, and a block is computed in four.
@@ -32,7 +32,7 @@ fn rows(trace: &Trace, host: u64, link: NetworkLink) -> [ReplayRow; 2] {
         &["align-lru".to_owned()],
         &[Budget::Size(host)],
         2,
-        Some(&LowerTier::Remote(link)),
+        Some(&ReplayedTier::Remote(link)),
         &|_| ControlFlow::Continue(()),
     );
     let found: [ReplayRow; 2] = found.unwrap().try_into().unwrap();

@@ -11,14 +11,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use hybrid_pages_remote::Place;
+use hybrid_pages_remote::RemotePlace;
 use object_store::path::Path;
 use support::{Engine, LIMIT, Setup};
 use wild::{Random, Shared, Wild};
 
 const STEPS: usize = 250;
 
-fn setup(place: Place) -> Setup {
+fn setup(place: RemotePlace) -> Setup {
     let mut setup = Setup::at(place);
     let options = &mut setup.options;
     options.deadline = Duration::from_millis(60);
@@ -143,7 +143,7 @@ fn whatever_a_store_does_the_bytes_are_right() {
         let store = Arc::new(Wild::new(seed));
         store.set(percent);
         let shared = Arc::new(Shared(Arc::clone(&store)));
-        let ours = setup(Place::of(shared, Path::from("wild"), "wild".into()));
+        let ours = setup(RemotePlace::of(shared, Path::from("wild"), "wild".into()));
         let mut others = ours.clone();
         others.identity = [9; 32];
         read += all_work(&ours, &others, seed, || {});
@@ -196,7 +196,7 @@ fn spoil(folder: &FilePath, random: &Random) -> std::io::Result<()> {
 fn whatever_happens_to_a_directory_the_bytes_are_right() {
     let parent = tempfile::tempdir().unwrap();
     let folder = parent.path().join("shared");
-    let place = Place::of_url(&format!("file://{}", folder.display())).unwrap();
+    let place = RemotePlace::of_url(&format!("file://{}", folder.display())).unwrap();
     let ours = setup(place);
     let mut others = ours.clone();
     others.identity = [9; 32];

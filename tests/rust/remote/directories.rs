@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use hybrid_pages_remote::{Place, RemoteFailure};
+use hybrid_pages_remote::{RemoteFailure, RemotePlace};
 use support::{Engine, Setup};
 
 /// Set in a process that may mount.
@@ -50,7 +50,7 @@ const SMALL: [&str; 4] = ["-t", "tmpfs", "-o", "size=256k"];
 
 fn setup(folder: &Path) -> Setup {
     let url = format!("file://{}", folder.display());
-    let mut setup = Setup::at(Place::of_url(&url).unwrap());
+    let mut setup = Setup::at(RemotePlace::of_url(&url).unwrap());
     setup.options.whole = Duration::from_millis(100);
     // What could not be read is looked for again after that.
     setup.options.deadline = Duration::from_secs(3);

@@ -5,7 +5,7 @@ use crate::support;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use hybrid_pages_remote::{Place, RemoteFailure, RemoteStats};
+use hybrid_pages_remote::{RemoteFailure, RemotePlace, RemoteStats};
 use support::{Engine, Fault, LIMIT, Setup, Store, geometry};
 
 const DEADLINE: Duration = Duration::from_millis(150);
@@ -306,7 +306,7 @@ fn slots_that_change_while_they_are_written_are_not_shared() {
 fn directory(prompt: &str) -> (tempfile::TempDir, Setup, std::path::PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let url = format!("file://{}", folder.path().display());
-    let setup = Setup::at(Place::of_url(&url).unwrap());
+    let setup = Setup::at(RemotePlace::of_url(&url).unwrap());
     setup.engine().keep(prompt);
     let pack = files(folder.path()).remove(0);
     (folder, setup, pack)

@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
-use hybrid_pages_remote::{Place, RemoteFailure};
+use hybrid_pages_remote::{RemoteFailure, RemotePlace};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
@@ -135,7 +135,7 @@ impl ObjectStore for Store {
 /// A store that has 'abcdef'.
 fn stocked() -> (Arc<Endless>, Setup) {
     let store = Arc::new(Endless::default());
-    let place = Place::of(
+    let place = RemotePlace::of(
         Arc::new(Store(Arc::clone(&store))),
         Path::from("p"),
         "endless".into(),
@@ -218,7 +218,7 @@ fn a_table_that_no_pack_has_is_not_asked_for() {
 fn directory() -> (tempfile::TempDir, Setup, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let url = format!("file://{}", folder.path().display());
-    let setup = Setup::at(Place::of_url(&url).unwrap());
+    let setup = Setup::at(RemotePlace::of_url(&url).unwrap());
     setup.engine().keep("abcdef");
     let version = folder.path().join("hybrid-pages-v1");
     let packs = std::fs::read_dir(version)

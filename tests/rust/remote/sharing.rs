@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use hybrid_pages::cache::Arrival;
 use hybrid_pages::policy::Hints;
-use hybrid_pages_remote::{Admit, Place, RemoteFailure};
+use hybrid_pages_remote::{Admit, RemoteFailure, RemotePlace};
 use support::cache_support::keys;
 use support::{Engine, Setup, Store, geometry};
 
@@ -430,13 +430,13 @@ fn directories_are_shared_like_buckets() {
     let directory = tempfile::tempdir().unwrap();
     let url =
         format!("file://{}", directory.path().join("shared dir").display()).replace(' ', "%20");
-    let setup = Setup::at(Place::of_url(&url).unwrap());
+    let setup = Setup::at(RemotePlace::of_url(&url).unwrap());
     setup.engine().keep("abcd");
-    let other = Setup::at(Place::of_url(&url).unwrap()).engine();
+    let other = Setup::at(RemotePlace::of_url(&url).unwrap()).engine();
     assert_eq!(other.serve("abcde"), 4);
     // The directory vanishes: what was known is gone.
     std::fs::remove_dir_all(directory.path().join("shared dir")).unwrap();
-    let third = Setup::at(Place::of_url(&url).unwrap()).engine();
+    let third = Setup::at(RemotePlace::of_url(&url).unwrap()).engine();
     assert_eq!(third.serve("abcd"), 0);
 }
 
@@ -455,13 +455,13 @@ fn urls_that_name_no_store_are_refused_and_secrets_are_not_repeated() {
         "s3://bucket/x?secret=geheim",
         "az://container/x#geheim",
     ] {
-        let error = Place::of_url(url).unwrap_err().to_string();
+        let error = RemotePlace::of_url(url).unwrap_err().to_string();
         assert!(
             error.contains("expected") && !error.contains("geheim"),
             "{url}: {error}"
         );
     }
-    let error = Place::of_url("file:///no/such/parent/dir")
+    let error = RemotePlace::of_url("file:///no/such/parent/dir")
         .unwrap_err()
         .to_string();
     assert!(error.contains("expected a directory"), "{error}");

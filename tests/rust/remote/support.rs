@@ -19,7 +19,7 @@ use hybrid_pages::error::Result;
 use hybrid_pages::geometry::Geometry;
 use hybrid_pages::policy;
 use hybrid_pages_arena::Arena;
-use hybrid_pages_remote::{Admit, Place, Remote, RemoteHandle, RemoteOptions, RemoteStats};
+use hybrid_pages_remote::{Admit, Remote, RemoteHandle, RemoteOptions, RemotePlace, RemoteStats};
 use hybrid_pages_tiers::Identity;
 use object_store::memory::InMemory;
 use object_store::path::Path;
@@ -100,11 +100,11 @@ impl Setup {
     /// lookup asks.
     pub fn small(store: &Arc<Store>) -> Self {
         let store: Arc<dyn ObjectStore> = Arc::clone(store) as _;
-        let place = Place::of(store, Path::from("some/prefix"), "memory://".into());
+        let place = RemotePlace::of(store, Path::from("some/prefix"), "memory://".into());
         Self::at(place)
     }
 
-    pub fn at(place: Place) -> Self {
+    pub fn at(place: RemotePlace) -> Self {
         let mut options = RemoteOptions::new(place);
         options.admit = Admit::All;
         options.pack_age = Duration::from_millis(200);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::transfer_support::{Dice, Memory, geometry};
 use hybrid_pages::error::{Error, Result};
 use hybrid_pages::ids::ClassKind;
-use hybrid_pages::transfer::{ByteRun, HostEngine, LayerMap, Layout, Region};
+use hybrid_pages::transfer::{ByteRun, HostEngine, LayerMap, Region, TransferLayout};
 use hybrid_pages_arena::Arena;
 
 pub fn map(
@@ -44,7 +44,7 @@ impl Plain {
         let memory = Memory::new(Dice::new(7).bytes(bytes * Self::BLOCKS));
         let maps = [map(0, 0, memory.region(), bytes, &[(0, bytes)])];
         let arena = Arc::new(Arena::create(&geometry, slot_bytes, slots).unwrap());
-        let layout = Layout::new(geometry, 0, &[Self::BLOCKS], &maps).unwrap();
+        let layout = TransferLayout::new(geometry, 0, &[Self::BLOCKS], &maps).unwrap();
         let engine = HostEngine::new(layout, arena.memory(0).unwrap(), threads).unwrap();
         Self {
             engine,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::{ClassKind, SlotId};
 use hybrid_pages::transfer::{
-    ByteRun, Direction, Engine, EntryCopy, LayerMap, Layout, Region, SlotMemory, checksum,
+    ByteRun, Direction, Engine, EntryCopy, LayerMap, Region, SlotMemory, TransferLayout, checksum,
 };
 use hybrid_pages_arena::Arena;
 
@@ -82,8 +82,13 @@ impl Rank {
         }
     }
 
-    pub fn layout(&self, geometry: &Arc<Geometry>, rank: usize, blocks: &[usize]) -> Layout {
-        Layout::new(Arc::clone(geometry), rank, blocks, &self.maps).unwrap()
+    pub fn layout(
+        &self,
+        geometry: &Arc<Geometry>,
+        rank: usize,
+        blocks: &[usize],
+    ) -> TransferLayout {
+        TransferLayout::new(Arc::clone(geometry), rank, blocks, &self.maps).unwrap()
     }
 
     /// Where each byte of this rank's shard of an entry lies in the memory, if its block is not left out.
@@ -246,7 +251,7 @@ pub struct Case {
 pub fn check<E: Engine>(
     case: &Case,
     memory: impl Fn(Vec<u8>) -> Memory + Copy,
-    engine: impl Fn(Layout, SlotMemory) -> E,
+    engine: impl Fn(TransferLayout, SlotMemory) -> E,
 ) {
     let mut dice = Dice::new(case.seed);
     let groups: Vec<_> = case

@@ -24,7 +24,7 @@ from hybrid_pages.vllm.scheduler.loads.load import Loads
 from hybrid_pages.vllm.scheduler.loads.pace import Pace
 from hybrid_pages.vllm.scheduler.loads.restores import Asking
 from hybrid_pages.vllm.scheduler.requests.keys import Keys
-from hybrid_pages.vllm.scheduler.requests.tenants import Namespaces
+from hybrid_pages.vllm.scheduler.requests.tenants import TenantNamespaces
 from hybrid_pages.vllm.scheduler.requests.tracked import Tracked
 from hybrid_pages.vllm.scheduler.store import StoreJobs
 from hybrid_pages.vllm.startup.describe import describe
@@ -82,7 +82,7 @@ class Connection:
     arena: Arena | None = None
     """The planes of all ranks, from the time when all have reported."""
     cache: Cache
-    namespaces: Namespaces
+    namespaces: TenantNamespaces
     checkpoints: Checkpoints
     stores: StoreJobs
     loads: Loads
@@ -138,7 +138,7 @@ class Connection:
             disk=self.disk,
             remote=self.remote,
         )
-        self.namespaces = Namespaces(self.cache, settings.tenant_share)
+        self.namespaces = TenantNamespaces(self.cache, settings.tenant_share)
         if self._ready is not None:
             self.cache.set_ready_slots(0)
         self.checkpoints = Checkpoints(plan, self.cache, self.keys, settings, self.figures)

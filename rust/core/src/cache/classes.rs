@@ -1,7 +1,7 @@
 //! Classes of entries: the slots that an entry of each takes, and how many entries were stored and evicted.
 
 use super::config::CacheConfig;
-use super::stats::Stats;
+use super::stats::CacheStats;
 use crate::ids::ClassKind;
 
 /// One class, with counts of its entries in the host.
@@ -116,7 +116,7 @@ impl Classes {
     }
 
     /// Adds what is counted here.
-    pub(super) fn add_to(&self, stats: &mut Stats) {
+    pub(super) fn add_to(&self, stats: &mut CacheStats) {
         stats.slot_bytes = self.slot_bytes;
         stats.writing_entries = self.writing;
         stats.reclaimed = self.reclaimed;

@@ -1,7 +1,7 @@
 //! The lock that guards everything behind the cache.
 
 use super::state::CacheState;
-use super::stats::{Stats, TierStats};
+use super::stats::{CacheStats, TierStats};
 use crate::error::Result;
 use crate::guarded::Guarded;
 
@@ -10,7 +10,7 @@ use crate::guarded::Guarded;
 pub(crate) struct Locked {
     pub(super) state: Guarded<CacheState>,
     /// What is said of the cache after a panic.
-    pub(super) closed: (Stats, Vec<TierStats>),
+    pub(super) closed: (CacheStats, Vec<TierStats>),
 }
 
 impl Locked {

@@ -50,7 +50,7 @@ pub use config::{Admission, Arrival, CacheConfig, ClassConfig};
 pub use entry::{LeaseEntry, Skipped, Slots};
 pub use lease::{ReadLease, WriteLease};
 pub use restore::{Restore, RestoreProgress};
-pub use stats::{RestoreStats, Stats, TierStats};
+pub use stats::{CacheStats, RestoreStats, TierStats};
 
 use crate::error::{Error, Result};
 use crate::guarded::unless_it_panics;
@@ -360,7 +360,7 @@ impl Cache {
 
     /// Counts and sizes at this moment; after a [`failure`](Self::failure) all slots count as leased.
     #[must_use]
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> CacheStats {
         let stats = self.locked.with(|state| state.stats());
         stats.unwrap_or(self.locked.closed.0)
     }

@@ -11,7 +11,7 @@ use super::copies::Copies;
 use super::entry::{LeaseEntry, Slots};
 use super::prefix_pins::{PinSet, PrefixPin, PrefixPins};
 use super::restoring::Restoring;
-use super::stats::{Stats, TierStats};
+use super::stats::{CacheStats, TierStats};
 use super::tenants::Tenants;
 use super::tiers::Tiers;
 use super::visits::Visits;
@@ -267,9 +267,9 @@ impl CacheState {
         }
     }
 
-    pub(super) fn stats(&self) -> Stats {
+    pub(super) fn stats(&self) -> CacheStats {
         let host = self.tiers.host.room().usage();
-        let mut stats = Stats {
+        let mut stats = CacheStats {
             slots: self.tiers.host.slots() as u64,
             ready_slots: host.capacity,
             free_slots: host.free,
@@ -277,21 +277,21 @@ impl CacheState {
             nodes: self.index.len() as u64,
             tenants: self.tenants.len() as u64,
             metadata_bytes: self.metadata_bytes() as u64,
-            ..Stats::default()
+            ..CacheStats::default()
         };
         self.classes.add_to(&mut stats);
         stats
     }
 
     /// What is said of a cache that nobody gets at any more: none of its slots is ever free again.
-    pub(super) fn when_closed(&self) -> (Stats, Vec<TierStats>) {
+    pub(super) fn when_closed(&self) -> (CacheStats, Vec<TierStats>) {
         let slots = self.tiers.host.slots() as u64;
-        let stats = Stats {
+        let stats = CacheStats {
             slots,
             ready_slots: slots,
             leased_slots: slots,
             slot_bytes: self.classes.slot_bytes(),
-            ..Stats::default()
+            ..CacheStats::default()
         };
         (stats, self.tiers.when_closed())
     }

@@ -4,7 +4,7 @@ use crate::tier::Usage;
 
 /// Counts and sizes of a cache at one moment, in the host: see [`TierStats`] for the others.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Stats {
+pub struct CacheStats {
     /// Slots in all.
     pub slots: u64,
     /// Slots that may be taken by now; see [`Cache::set_ready_slots`](super::Cache::set_ready_slots).
@@ -127,7 +127,7 @@ impl TierStats {
     }
 }
 
-impl Stats {
+impl CacheStats {
     /// Every count with its name.
     #[must_use]
     pub fn fields(&self) -> [(&'static str, u64); 22] {

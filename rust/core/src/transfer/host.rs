@@ -11,7 +11,7 @@ use crate::error::{Cause, Error, Result};
 use super::completion::Ticket;
 use super::engine::Engine;
 use super::job::{JobMessage, JobShared, TransferJob};
-use super::layout::Layout;
+use super::layout::TransferLayout;
 use super::plan::{Direction, EntryCopy};
 use super::region::SlotMemory;
 use super::transfers::Transfers;
@@ -35,7 +35,7 @@ impl HostEngine {
     /// # Errors
     /// [`Error::Foreign`] if the arena belongs to another geometry, [`Error::InvalidArgument`] on
     /// an impossible number of threads, [`Error::Transfer`] if they cannot be started.
-    pub fn new(layout: Layout, memory: SlotMemory, threads: usize) -> Result<Self> {
+    pub fn new(layout: TransferLayout, memory: SlotMemory, threads: usize) -> Result<Self> {
         Self::start(layout, memory, threads, true)
     }
 
@@ -43,7 +43,11 @@ impl HostEngine {
     ///
     /// # Errors
     /// Those of [`new`](Self::new).
-    pub fn without_checksums(layout: Layout, memory: SlotMemory, threads: usize) -> Result<Self> {
+    pub fn without_checksums(
+        layout: TransferLayout,
+        memory: SlotMemory,
+        threads: usize,
+    ) -> Result<Self> {
         Self::start(layout, memory, threads, false)
     }
 
@@ -53,7 +57,12 @@ impl HostEngine {
         CopyPath::best(0).name()
     }
 
-    fn start(layout: Layout, memory: SlotMemory, threads: usize, checksums: bool) -> Result<Self> {
+    fn start(
+        layout: TransferLayout,
+        memory: SlotMemory,
+        threads: usize,
+        checksums: bool,
+    ) -> Result<Self> {
         let transfers = Transfers::new(layout, memory, "make an engine after forking")?;
         if !(1..=Self::MAX_THREADS).contains(&threads) {
             let most = Self::MAX_THREADS;

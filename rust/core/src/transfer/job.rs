@@ -309,7 +309,7 @@ mod tests {
     use super::*;
     use crate::geometry::{Dtype, Geometry, Group, Layer, Segment};
     use crate::ids::{ClassKind, SlotId};
-    use crate::transfer::{ByteRun, EntryCopy, LayerMap, Layout, Region, SlotMemory};
+    use crate::transfer::{ByteRun, EntryCopy, LayerMap, Region, SlotMemory, TransferLayout};
 
     #[test]
     fn a_panic_in_a_copy_thread_ends_the_transfer_as_failed() {
@@ -332,7 +332,7 @@ mod tests {
             runs,
         };
         let memory = SlotMemory::new(region, 8, 1, *geometry.fingerprint(), Arc::new(())).unwrap();
-        let layout = Layout::new(geometry, 0, &[1], &[map]).unwrap();
+        let layout = TransferLayout::new(geometry, 0, &[1], &[map]).unwrap();
         let (queue, messages) = crossbeam_channel::unbounded();
         let shared = Arc::new(JobShared {
             transfers: Transfers::new(layout, memory, "").unwrap(),

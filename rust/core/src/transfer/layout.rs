@@ -35,7 +35,7 @@ pub struct LayerMap {
 /// Where every layer of a geometry lies on one rank. Bounds hold for every block of a group below the
 /// group's number, so a block id is all that is left to check.
 #[derive(Debug)]
-pub struct Layout {
+pub struct TransferLayout {
     geometry: Arc<Geometry>,
     rank: usize,
     num_blocks: Vec<usize>,
@@ -82,7 +82,7 @@ impl Span {
     }
 }
 
-impl Layout {
+impl TransferLayout {
     /// Checks exactly one map for each layer of the geometry. `num_blocks` has for each group how many
     /// blocks the engine has there.
     ///

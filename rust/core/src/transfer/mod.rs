@@ -1,6 +1,6 @@
 //! Copies between an engine's memory and an arena, and what executes them.
 //!
-//! A [`Layout`] says where one rank's blocks lie in the engine's memory; a plan resolves entries
+//! A [`TransferLayout`] says where one rank's blocks lie in the engine's memory; a plan resolves entries
 //! to pieces of engine memory and slots, checked whole before the first byte moves; an
 //! [`Engine`] executes plans in the background and reports each once. Checks, tickets and waiting are the same
 //! for all engines: see [`Transfers`]. [`HostEngine`] copies with threads; a device engine fits the same trait.
@@ -20,7 +20,7 @@ pub use crate::guarded::panic_message;
 pub use completion::{Completion, Ticket};
 pub use engine::Engine;
 pub use host::HostEngine;
-pub use layout::{ByteRun, LayerMap, Layout, Span};
+pub use layout::{ByteRun, LayerMap, Span, TransferLayout};
 pub use plan::{Direction, EntryCopy, Piece, Plan, Stretch};
 pub use process::Process;
 pub use region::{Region, SlotMemory};

@@ -7,7 +7,7 @@ use hashbrown::HashSet;
 use crate::error::{Error, Result};
 use crate::ids::SlotId;
 
-use super::layout::Layout;
+use super::layout::TransferLayout;
 use super::region::SlotMemory;
 
 /// Which way bytes move.
@@ -68,7 +68,7 @@ impl Plan {
     /// # Errors
     /// [`Error::InvalidArgument`] naming the first entry that is wrong, and how.
     pub fn new(
-        layout: &Layout,
+        layout: &TransferLayout,
         memory: &SlotMemory,
         direction: Direction,
         entries: Vec<EntryCopy>,
@@ -99,7 +99,7 @@ impl Plan {
 
     /// The number of bytes that the plan moves. It must be a plan of this layout.
     #[must_use]
-    pub fn bytes(&self, layout: &Layout) -> usize {
+    pub fn bytes(&self, layout: &TransferLayout) -> usize {
         let of_entry = |entry: &EntryCopy| {
             let sizes = layout.block_bytes(entry.class);
             let moved = sizes.zip(&entry.blocks).filter(|(_, id)| id.is_some());
@@ -112,7 +112,7 @@ impl Plan {
     /// plan of this layout and memory.
     pub fn pieces<'a>(
         &'a self,
-        layout: &'a Layout,
+        layout: &'a TransferLayout,
         memory: &'a SlotMemory,
         entry: usize,
         range: Range<usize>,
@@ -130,7 +130,7 @@ impl Plan {
     /// The [`pieces`](Self::pieces) of a range, and the bytes in between that a load leaves out.
     pub(super) fn cuts<'a>(
         &'a self,
-        layout: &'a Layout,
+        layout: &'a TransferLayout,
         memory: &'a SlotMemory,
         entry: usize,
         range: Range<usize>,
@@ -215,7 +215,7 @@ pub struct Stretch {
 /// `written` collects what earlier entries of the plan write: slots of a store, a group's blocks
 /// of a load.
 fn check(
-    layout: &Layout,
+    layout: &TransferLayout,
     memory: &SlotMemory,
     direction: Direction,
     entry: &EntryCopy,

@@ -7,7 +7,7 @@ use crate::error::Result;
 
 use super::board::Board;
 use super::completion::{Completion, Ticket};
-use super::layout::Layout;
+use super::layout::TransferLayout;
 use super::plan::{Direction, EntryCopy, Plan};
 use super::process::Process;
 use super::region::SlotMemory;
@@ -15,7 +15,7 @@ use super::region::SlotMemory;
 /// The transfers between one rank's blocks and an arena, from their check to their end. An engine moves
 /// the bytes in between.
 pub struct Transfers {
-    layout: Layout,
+    layout: TransferLayout,
     memory: SlotMemory,
     board: Board,
     process: Process,
@@ -27,7 +27,11 @@ impl Transfers {
     ///
     /// # Errors
     /// [`crate::error::Error::Foreign`] if the arena belongs to another geometry.
-    pub fn new(layout: Layout, memory: SlotMemory, in_a_fork: &'static str) -> Result<Self> {
+    pub fn new(
+        layout: TransferLayout,
+        memory: SlotMemory,
+        in_a_fork: &'static str,
+    ) -> Result<Self> {
         layout.check_slots(&memory)?;
         Ok(Self {
             layout,
@@ -40,7 +44,7 @@ impl Transfers {
 
     /// The layout of the blocks.
     #[must_use]
-    pub fn layout(&self) -> &Layout {
+    pub fn layout(&self) -> &TransferLayout {
         &self.layout
     }
 

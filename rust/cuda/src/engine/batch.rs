@@ -33,7 +33,7 @@ pub(super) struct BatchPart {
 
 /// Entries that a GPU is given together. The payload's entries are those of the parts, in order.
 #[derive(Default)]
-pub(super) struct Batch {
+pub(super) struct CopyBatch {
     pub(super) parts: Vec<BatchPart>,
     pub(super) payload: Payload,
     /// Transfers whose last entries are in this batch.
@@ -61,8 +61,8 @@ impl BatchBuilder<'_> {
         direction: Direction,
         queue: &mut VecDeque<Ticket>,
         running: &mut RunningTransfers,
-    ) -> Batch {
-        let mut batch = Batch::default();
+    ) -> CopyBatch {
+        let mut batch = CopyBatch::default();
         let mut fence = None;
         while let Some(ticket) = queue.front().copied() {
             let transfer = running.get_mut(&ticket).expect("what waits has not ended");
@@ -90,7 +90,7 @@ impl BatchBuilder<'_> {
         direction: Direction,
         ticket: Ticket,
         transfer: &mut RunningTransfer,
-        batch: &mut Batch,
+        batch: &mut CopyBatch,
     ) -> bool {
         let (layout, memory) = (self.transfers.layout(), self.transfers.memory());
         let (first, cuts) = (transfer.next, self.slots.cuts());

@@ -26,7 +26,8 @@ use crossbeam_channel::Sender;
 use hybrid_pages::error::Error;
 use hybrid_pages::guarded::lock;
 use hybrid_pages::transfer::{
-    Completion, Direction, Engine, EntryCopy, Layout, SlotMemory, TILE_BYTES, Ticket, Transfers,
+    Completion, Direction, Engine, EntryCopy, SlotMemory, TILE_BYTES, Ticket, TransferLayout,
+    Transfers,
 };
 
 use crate::driver::{Device, Driver, memory_kind};
@@ -39,13 +40,13 @@ use device_streams::DeviceStreams;
 use event_pool::{EventPool, RecordedEvent};
 pub use options::CudaOptions;
 use transfer::SubmittedTransfer;
-use worker::{Command, EngineState};
+use worker::{EngineState, WorkerCommand};
 
 /// Copies between the memory of one device and an arena. Dropping it waits for the transfers in
 /// flight. A load that fails leaves its blocks undefined.
 pub struct CudaEngine {
     shared: Arc<EngineState>,
-    queue: Sender<Command>,
+    queue: Sender<WorkerCommand>,
     thread: Mutex<Option<JoinHandle<()>>>,
     fence: Mutex<Option<Fence>>,
     fences: AtomicU64,
@@ -83,7 +84,7 @@ impl CudaEngine {
     /// [`Error::Foreign`] if the arena belongs to another geometry, [`Error::InvalidArgument`] on
     /// impossible options, layers that are not in this device's memory, or a pinning of other slots;
     /// [`CudaError::Driver`].
-    pub fn new(layout: Layout, memory: SlotMemory, options: &CudaOptions) -> Result<Self> {
+    pub fn new(layout: TransferLayout, memory: SlotMemory, options: &CudaOptions) -> Result<Self> {
         let transfers = Transfers::new(layout, memory, "a device cannot be used there")?;
         if !(options.share > 0.0 && options.share <= 1.0) {
             return reject(format!(
@@ -207,7 +208,7 @@ impl CudaEngine {
             fence,
             started,
         });
-        if self.queue.send(Command::Transfer(request)).is_err() {
+        if self.queue.send(WorkerCommand::Transfer(request)).is_err() {
             // The thread only leaves when no transfer runs: this one was not begun.
             let why = "the engine's thread has ended".into();
             let failed = Completion::failed(ticket, started, why);
@@ -265,7 +266,7 @@ impl Engine for CudaEngine {
         self.transfers().close(|| {
             let mut thread = lock(&self.thread);
             if let Some(thread) = thread.take() {
-                let told = self.queue.send(Command::Stop);
+                let told = self.queue.send(WorkerCommand::Stop);
                 debug_assert!(told.is_ok(), "the thread leaves when it is told");
                 let left = thread.join();
                 debug_assert!(left.is_ok(), "the thread catches its panics");
@@ -314,7 +315,7 @@ fn buffer_sizes(transfers: &Transfers, patterns: &Patterns, slots: &Pinned) -> B
 }
 
 /// Rejects layers in memory of the host or of another device.
-fn check_memory(layout: &Layout, device: &Device) -> Result<()> {
+fn check_memory(layout: &TransferLayout, device: &Device) -> Result<()> {
     for class in 0..layout.geometry().classes().len() {
         for span in layout.spans(class) {
             let last = layout.num_blocks()[span.group] - 1;

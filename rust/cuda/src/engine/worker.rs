@@ -14,7 +14,7 @@ use crate::driver::Device;
 use crate::error::{CudaError, Result};
 use crate::payload::Patterns;
 
-use super::batch::{Batch, BatchBuilder, BatchPart, RunningTransfers};
+use super::batch::{BatchBuilder, BatchPart, CopyBatch, RunningTransfers};
 use super::buffers::MOST_IN_FLIGHT;
 use super::device_streams::{DeviceStreams, SubmitError};
 use super::digests::{check_entry, checksum};
@@ -50,14 +50,14 @@ impl EngineState {
 }
 
 /// What an engine tells its thread.
-pub(super) enum Command {
+pub(super) enum WorkerCommand {
     Transfer(Box<SubmittedTransfer>),
     Stop,
 }
 
 /// A batch that the streams work on.
-struct InFlight {
-    batch: Batch,
+struct BatchInFlight {
+    batch: CopyBatch,
     number: u64,
     /// The index of its buffers.
     index: usize,
@@ -71,7 +71,7 @@ struct Worker {
     patterns: Patterns,
     running: RunningTransfers,
     /// By direction, each in the order in which they were begun.
-    in_flight: [VecDeque<InFlight>; 2],
+    in_flight: [VecDeque<BatchInFlight>; 2],
     /// By direction, transfers with entries that are in no batch yet.
     waiting: [VecDeque<Ticket>; 2],
     /// Batches that were made, which numbers them.
@@ -89,7 +89,7 @@ pub(super) fn spawn(
     streams: DeviceStreams,
     patterns: Patterns,
     kernel_below: usize,
-    commands: Receiver<Command>,
+    commands: Receiver<WorkerCommand>,
 ) -> Result<JoinHandle<()>> {
     let worker = Worker {
         shared,
@@ -115,7 +115,7 @@ pub(super) fn spawn(
 }
 
 impl Worker {
-    fn run(mut self, commands: &Receiver<Command>) {
+    fn run(mut self, commands: &Receiver<WorkerCommand>) {
         // Without it the thread looks less often, which costs time alone.
         #[cfg(target_os = "linux")]
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZero::new(TIMER_SLACK));
@@ -136,8 +136,10 @@ impl Worker {
             let mut next = Some(command);
             while let Some(command) = next {
                 match command {
-                    Ok(Command::Transfer(submitted)) => self.accept(*submitted),
-                    Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => stopping = true,
+                    Ok(WorkerCommand::Transfer(submitted)) => self.accept(*submitted),
+                    Ok(WorkerCommand::Stop) | Err(RecvTimeoutError::Disconnected) => {
+                        stopping = true
+                    }
                     Err(RecvTimeoutError::Timeout) => {}
                 }
                 // All that wait may go together.
@@ -241,9 +243,9 @@ impl Worker {
                     transfer.fail(why);
                 }
                 let given = front.into_iter().collect();
-                Batch {
+                CopyBatch {
                     given,
-                    ..Batch::default()
+                    ..CopyBatch::default()
                 }
             }
         };
@@ -255,7 +257,7 @@ impl Worker {
             match caught(|| self.try_begin(direction, &batch, number, index)) {
                 Ok(Ok(())) => {
                     self.begun[side] += 1;
-                    self.in_flight[side].push_back(InFlight {
+                    self.in_flight[side].push_back(BatchInFlight {
                         batch,
                         number,
                         index,
@@ -278,7 +280,7 @@ impl Worker {
     fn try_begin(
         &self,
         direction: Direction,
-        batch: &Batch,
+        batch: &CopyBatch,
         number: u64,
         index: usize,
     ) -> std::result::Result<(), SubmitError> {
@@ -312,8 +314,8 @@ impl Worker {
         unsafe { self.streams.enqueue(direction, &submission) }
     }
 
-    fn finish(&mut self, direction: Direction, ended: InFlight) {
-        let InFlight { batch, index, .. } = ended;
+    fn finish(&mut self, direction: Direction, ended: BatchInFlight) {
+        let BatchInFlight { batch, index, .. } = ended;
         let tiles = batch.payload.tiles as usize;
         let buffers = self.streams.of(direction).buffers();
         let digests = batch.digests.then(|| buffers.digests(index, tiles));

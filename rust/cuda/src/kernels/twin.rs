@@ -49,7 +49,7 @@ pub unsafe fn scatter(
 
 /// # Safety
 /// As for [`gather`], from one side to the other.
-unsafe fn carry<From: Piece, To: Piece>(
+unsafe fn carry<From: ListPiece, To: ListPiece>(
     from: &[From],
     to: &[To],
     first_tile: u64,
@@ -94,7 +94,7 @@ pub fn check(strided: &[Strided], packed: &[Packed]) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] with the first piece that is wrong.
-pub fn check_list<P: Piece>(list: &[P]) -> Result<()> {
+pub fn check_list<P: ListPiece>(list: &[P]) -> Result<()> {
     let mut end = 0;
     for (index, piece) in list.iter().enumerate() {
         let wrong =
@@ -121,7 +121,7 @@ pub fn check_list<P: Piece>(list: &[P]) -> Result<()> {
 }
 
 /// A piece of the payload, strided or packed.
-pub trait Piece {
+pub trait ListPiece {
     /// Which side.
     const SIDE: &str;
 
@@ -141,7 +141,7 @@ pub trait Piece {
     fn well_formed(&self) -> std::result::Result<(), String>;
 }
 
-impl Piece for Strided {
+impl ListPiece for Strided {
     const SIDE: &str = "strided";
 
     fn position(&self) -> u64 {
@@ -184,7 +184,7 @@ impl Piece for Strided {
     }
 }
 
-impl Piece for Packed {
+impl ListPiece for Packed {
     const SIDE: &str = "packed";
 
     fn position(&self) -> u64 {
@@ -217,7 +217,7 @@ impl Piece for Packed {
 ///
 /// # Safety
 /// The pieces' bytes in this tile can be read.
-unsafe fn read<P: Piece>(list: &[P], tile: u64) -> (u64, [u8; TILE_BYTES]) {
+unsafe fn read<P: ListPiece>(list: &[P], tile: u64) -> (u64, [u8; TILE_BYTES]) {
     let start = tile * TILE_BYTES as u64;
     let mut bytes = [0; TILE_BYTES];
     for (at, address, length) in stretches(list, start) {
@@ -230,7 +230,7 @@ unsafe fn read<P: Piece>(list: &[P], tile: u64) -> (u64, [u8; TILE_BYTES]) {
 
 /// # Safety
 /// The pieces' bytes in this tile can be written.
-unsafe fn write<P: Piece>(list: &[P], start: u64, bytes: &[u8; TILE_BYTES]) {
+unsafe fn write<P: ListPiece>(list: &[P], start: u64, bytes: &[u8; TILE_BYTES]) {
     for (at, address, length) in stretches(list, start) {
         let target = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
         // SAFETY: the caller's promise; `bytes` is a copy.
@@ -239,7 +239,7 @@ unsafe fn write<P: Piece>(list: &[P], start: u64, bytes: &[u8; TILE_BYTES]) {
 }
 
 /// The adjacent bytes of a tile: place in the tile, address, length.
-fn stretches<P: Piece>(list: &[P], start: u64) -> Vec<(usize, u64, usize)> {
+fn stretches<P: ListPiece>(list: &[P], start: u64) -> Vec<(usize, u64, usize)> {
     let end = start + TILE_BYTES as u64;
     let mut found = Vec::new();
     for piece in list {

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::book::Finding;
+use crate::book::BookFinding;
 use crate::connect::{self, clear, close};
 use crate::crew;
 use crate::door::ALIGNMENT;
 use crate::handle::DiskHandle;
-use crate::job::{CopyDirection, DiskJob, Subject};
+use crate::job::{DiskDirection, DiskJob, Subject};
 use crate::lock;
 use crate::options::DiskOptions;
 use crate::path::trouble::Trouble;
@@ -126,8 +126,8 @@ impl Disk {
             || late(progress) && {
                 // A write that waits for its cell, while a directory is removed, is no sign of a hang.
                 let since = |job: &Arc<DiskJob>| match job.direction {
-                    CopyDirection::Read => Some(job.begun),
-                    CopyDirection::Write => job.started(),
+                    DiskDirection::Read => Some(job.begun),
+                    DiskDirection::Write => job.started(),
                 };
                 let book = lock(&shared.book);
                 book.running.values().filter_map(since).any(late)
@@ -146,7 +146,7 @@ impl Disk {
         if book.running.is_empty() {
             lock(&shared.health).moved();
         }
-        if job.direction == CopyDirection::Write {
+        if job.direction == DiskDirection::Write {
             book.undo_write(&job.name);
             book.writing.insert(job.name, Arc::clone(&job));
         }
@@ -300,7 +300,7 @@ impl Below for Disk {
         };
         self.start(DiskJob::new(
             copy,
-            CopyDirection::Write,
+            DiskDirection::Write,
             subject,
             store,
             shape,
@@ -347,7 +347,7 @@ impl Below for Disk {
         };
         self.start(DiskJob::new(
             copy,
-            CopyDirection::Read,
+            DiskDirection::Read,
             subject,
             store,
             shape,
@@ -372,7 +372,7 @@ impl Below for Disk {
             Some(_) => counts.hits += 1,
             None => counts.misses += 1,
         });
-        let Some(Finding { sums, unused }) = found else {
+        let Some(BookFinding { sums, unused }) = found else {
             return Found::Absent;
         };
         lock(&self.shared.uses).found(name, unused);

@@ -28,7 +28,7 @@ pub(crate) struct DiskEntry {
 
 /// The result of a lookup of an entry.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Finding {
+pub(crate) struct BookFinding {
     /// Checksums of the entry, one per rank.
     pub(crate) sums: Vec<u64>,
     /// Milliseconds since the last use, if an earlier process left the entry.
@@ -176,11 +176,11 @@ impl Book {
     }
 
     /// Looks an entry up. It counts as used and known from now on.
-    pub(crate) fn find(&mut self, name: &Name) -> Option<Finding> {
+    pub(crate) fn find(&mut self, name: &Name) -> Option<BookFinding> {
         self.store.as_ref()?;
         let record = self.entries.get(name)?;
         let age = minute(&*self.door).saturating_sub(record.place.used);
-        let found = Finding {
+        let found = BookFinding {
             sums: record.place.sums.to_vec(),
             unused: (!record.known).then(|| age.saturating_mul(1000)),
         };

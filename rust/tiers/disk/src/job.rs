@@ -17,7 +17,7 @@ use hybrid_pages::transfer::{TILE_BYTES, combine, tile_digest};
 use hybrid_pages_tiers::{Name, Planes};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CopyDirection {
+pub(crate) enum DiskDirection {
     /// From the disk to the host.
     Read,
     /// From the host to the disk.
@@ -28,7 +28,7 @@ pub(crate) enum CopyDirection {
 #[derive(Debug)]
 pub(crate) struct DiskJob {
     pub(crate) copy: CopyId,
-    pub(crate) direction: CopyDirection,
+    pub(crate) direction: DiskDirection,
     pub(crate) name: Name,
     pub(crate) class: usize,
     pub(crate) block: u32,
@@ -70,7 +70,7 @@ struct JobProgress {
 impl DiskJob {
     pub(crate) fn new(
         copy: CopyId,
-        direction: CopyDirection,
+        direction: DiskDirection,
         subject: Subject,
         store: Arc<DiskStore>,
         shape: &CellShape,
@@ -229,8 +229,8 @@ impl DiskJob {
         let piece = &shape.pieces[piece];
         let bytes = &mut buffer[..piece.length];
         let outcome = match self.direction {
-            CopyDirection::Read => self.read(cell, piece, shape, planes, bytes, health),
-            CopyDirection::Write => self.write(cell, piece, shape, planes, bytes, health),
+            DiskDirection::Read => self.read(cell, piece, shape, planes, bytes, health),
+            DiskDirection::Write => self.write(cell, piece, shape, planes, bytes, health),
         };
         if let Err((reason, what)) = outcome {
             self.fail(reason, what);

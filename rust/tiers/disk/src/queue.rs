@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
 
-use crate::job::{CopyDirection, DiskJob};
+use crate::job::{DiskDirection, DiskJob};
 use crate::lock;
 
 /// Work for a thread.
@@ -45,8 +45,8 @@ impl JobQueue {
     pub(crate) fn add(&self, job: Arc<DiskJob>) {
         let mut waiting = lock(&self.waiting);
         match job.direction {
-            CopyDirection::Read => waiting.reads.push_back((job, 0)),
-            CopyDirection::Write => waiting.placeless.push_back(job),
+            DiskDirection::Read => waiting.reads.push_back((job, 0)),
+            DiskDirection::Write => waiting.placeless.push_back(job),
         }
         drop(waiting);
         self.changed.notify_all();

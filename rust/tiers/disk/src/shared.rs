@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::book::{Book, Trash, Victim, minute};
 use crate::format::IndexRecord;
 use crate::health::DiskHealth;
-use crate::job::{CopyDirection, DiskJob};
+use crate::job::{DiskDirection, DiskJob};
 use crate::lock;
 use crate::options::DiskOptions;
 use crate::path::lane::{self, DiskLane};
@@ -215,8 +215,8 @@ impl DiskShared {
         let mut stats = self.ledger.counts();
         for job in book.running.values() {
             match job.direction {
-                CopyDirection::Read => stats.reading += 1,
-                CopyDirection::Write => stats.writing += 1,
+                DiskDirection::Read => stats.reading += 1,
+                DiskDirection::Write => stats.writing += 1,
             }
         }
         stats.out = broken || lock(&self.health).is_out();
@@ -311,11 +311,11 @@ impl DiskShared {
         let failure = job.failure().or_else(|| {
             let wrong = job.found_sums(shape) != job.sums[..];
             wrong.then(|| match job.direction {
-                CopyDirection::Read => {
+                DiskDirection::Read => {
                     let what = "expected the bytes that were written, found others";
                     (DiskFailure::Checksum, what.into())
                 }
-                CopyDirection::Write => {
+                DiskDirection::Write => {
                     let what = "expected slots with the bytes that were offered, found others";
                     (DiskFailure::Source, what.into())
                 }
@@ -325,8 +325,8 @@ impl DiskShared {
         let wanted = book.running.remove(&job.copy).is_some();
         let current = job.store.epoch == book.epoch;
         match job.direction {
-            CopyDirection::Read => self.end_read(&mut book, job, failure.as_ref(), current),
-            CopyDirection::Write => {
+            DiskDirection::Read => self.end_read(&mut book, job, failure.as_ref(), current),
+            DiskDirection::Write => {
                 self.end_write(&mut book, job, failure.as_ref(), wanted && current);
             }
         }
@@ -340,10 +340,10 @@ impl DiskShared {
         }
         let result = match (failure, job.direction) {
             // The cache compares the checksums itself, and counts.
-            (None | Some((DiskFailure::Checksum, _)), CopyDirection::Read) => {
+            (None | Some((DiskFailure::Checksum, _)), DiskDirection::Read) => {
                 Ok(job.found_sums(shape))
             }
-            (None, CopyDirection::Write) => Ok(Vec::new()),
+            (None, DiskDirection::Write) => Ok(Vec::new()),
             (Some((_, what)), _) => Err(Error::disk(what)),
         };
         // Whoever finds nothing running any more finds the end and the counts, too.

@@ -8,7 +8,7 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use crate::options::MooncakeOptions;
-use crate::staging::Staging;
+use crate::staging::StagingMemory;
 use crate::wire::HelperMessage;
 
 /// How long a line to the helper may wait: it reads all the time.
@@ -26,7 +26,7 @@ impl Helper {
     /// Starts a helper. Also returns the lines that it will write.
     pub(crate) fn start(
         options: &MooncakeOptions,
-        staging: &Staging,
+        staging: &StagingMemory,
         start: &HelperMessage,
     ) -> std::io::Result<(Self, UnixStream)> {
         let (ours, theirs) = UnixStream::pair()?;

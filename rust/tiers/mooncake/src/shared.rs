@@ -11,7 +11,7 @@ use hybrid_pages::transfer::Process;
 use hybrid_pages_tiers::{CopyEnds, EntrySize, Ledger, PanicFlag, Planes, panicked};
 
 use crate::options::MooncakeOptions;
-use crate::staging::Staging;
+use crate::staging::StagingMemory;
 use crate::state::MooncakeState;
 use crate::stats::{MooncakeFailure, MooncakeStats};
 use crate::value::header_bytes;
@@ -33,7 +33,7 @@ pub(crate) struct MooncakeShared {
     pub(crate) ranks: usize,
     pub(crate) slot_bytes: usize,
     pub(crate) planes: OnceLock<Planes>,
-    pub(crate) staging: Staging,
+    pub(crate) staging: StagingMemory,
     state: Mutex<MooncakeState>,
     /// Rings when there is something to do.
     pub(crate) bell: Condvar,
@@ -63,7 +63,7 @@ impl MooncakeShared {
         };
         let classes: Vec<ValueSize> = sizes.iter().map(class).collect();
         let largest = classes.iter().map(|class| class.value_bytes).max();
-        let staging = Staging::new(
+        let staging = StagingMemory::new(
             header_bytes(ranks),
             largest.unwrap_or(1),
             options.staging_bytes,

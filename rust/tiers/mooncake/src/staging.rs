@@ -18,7 +18,7 @@ pub(crate) const MOST_PUTS: usize = 64;
 /// Anybody on the network may write here, since Mooncake's client lets its peers: bytes count only once they are
 /// copied out, and verified where they were copied to.
 #[derive(Debug)]
-pub(crate) struct Staging {
+pub(crate) struct StagingMemory {
     memory: MmapRaw,
     file: File,
     header_bytes: usize,
@@ -41,7 +41,7 @@ fn nameless() -> std::io::Result<File> {
     Err(std::io::ErrorKind::Unsupported.into())
 }
 
-impl Staging {
+impl StagingMemory {
     pub(crate) fn new(
         header_bytes: usize,
         largest_value: usize,

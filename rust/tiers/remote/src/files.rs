@@ -278,8 +278,8 @@ mod tests {
 
     use super::*;
     use crate::options::RemoteOptions;
-    use crate::place::Place;
-    use crate::shared::{Connection, RunningCopy};
+    use crate::place::RemotePlace;
+    use crate::shared::{RemoteConnection, RemoteCopy};
     use hybrid_pages_tiers::entry_sizes;
 
     const COPY: CopyId = CopyId(7);
@@ -292,14 +292,14 @@ mod tests {
         let geometry = Geometry::new(16, vec![group], 1, BTreeMap::new()).unwrap();
         let arena = Arena::create(&geometry, PIECE, 1).unwrap();
         arena.write(SlotId(0), &vec![1; PIECE]).unwrap();
-        let place = Place::of_url(&format!("file://{}", folder.display())).unwrap();
+        let place = RemotePlace::of_url(&format!("file://{}", folder.display())).unwrap();
         let options = RemoteOptions::new(place);
         let mut shared =
             RemoteShared::new(options, entry_sizes(&geometry, PIECE).unwrap(), 1, PIECE);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .build()
             .unwrap();
-        shared.connection = OnceLock::from(Connection {
+        shared.connection = OnceLock::from(RemoteConnection {
             planes: Planes::of(&arena, 1, PIECE).unwrap(),
             identity: [0; 32],
             writer: 1,
@@ -308,7 +308,7 @@ mod tests {
             uploads: tokio::sync::mpsc::unbounded_channel().0,
             fetches: tokio::sync::mpsc::unbounded_channel().0,
         });
-        let running = RunningCopy {
+        let running = RemoteCopy {
             begun: Instant::now(),
             writes: None,
         };

@@ -13,7 +13,7 @@ use tokio::sync::mpsc::unbounded_channel;
 use crate::error::StoreError;
 use crate::listing::list;
 use crate::messages::Upload;
-use crate::shared::{Connection, RemoteShared};
+use crate::shared::{RemoteConnection, RemoteShared};
 use crate::stats::{RemoteFailure, RemoteStats};
 use crate::{fetch, lock, upload};
 
@@ -52,7 +52,7 @@ impl RemoteHandle {
         let (uploads, to_write) = unbounded_channel();
         let (fetches, to_read) = unbounded_channel();
         let tasks = runtime.handle().clone();
-        let connection = Connection {
+        let connection = RemoteConnection {
             planes,
             identity: *identity,
             writer,

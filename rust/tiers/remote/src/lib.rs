@@ -28,7 +28,7 @@ pub use error::{StoreError, StoreErrorKind};
 pub use handle::RemoteHandle;
 pub use options::{Admit, RemoteOptions};
 pub use pack::REMOTE_FORMAT_VERSION;
-pub use place::Place;
+pub use place::RemotePlace;
 pub use remote::Remote;
 pub use stats::{RemoteFailure, RemoteStats};
 

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use crate::error::StoreError;
 use crate::pack::{PackId, PackName, PackTable, is_a_length, names_from, taken_back};
 use crate::place::of_a_file;
-use crate::shared::{Connection, GONE, PANICKED, RemoteShared, now};
+use crate::shared::{GONE, PANICKED, RemoteConnection, RemoteShared, now};
 use crate::stats::RemoteFailure;
 use crate::{files, lock};
 
@@ -56,7 +56,7 @@ pub(crate) async fn list(shared: Arc<RemoteShared>) {
     running.ended = true;
 }
 
-async fn refresh(shared: &RemoteShared, connection: &Connection) {
+async fn refresh(shared: &RemoteShared, connection: &RemoteConnection) {
     let (begun, began) = (Instant::now(), now());
     let (whole, listed_at) = lock(&shared.state).freshness.next(shared.options.whole);
     // A name has the time, by its writer's clock, at which the pack's upload began, and the pack is there
@@ -103,7 +103,7 @@ fn forget(shared: &RemoteShared, is_gone: impl Fn(PackId) -> bool) {
 /// doesn't say. Signs from before `late` should have been listed earlier.
 async fn names(
     shared: &RemoteShared,
-    connection: &Connection,
+    connection: &RemoteConnection,
     from: Option<u64>,
     late: u64,
 ) -> Option<Vec<(PackName, u64)>> {
@@ -152,7 +152,7 @@ async fn names(
 /// Names of objects, with their bytes: all of them, or those from a time on.
 fn objects(
     shared: &RemoteShared,
-    connection: &Connection,
+    connection: &RemoteConnection,
     from: Option<u64>,
 ) -> BoxStream<'static, object_store::Result<(String, u64)>> {
     let (place, folder) = (&shared.options.place, connection.folder.clone());
@@ -208,7 +208,7 @@ fn sort(
 /// earlier.
 async fn learn(
     shared: &RemoteShared,
-    connection: &Connection,
+    connection: &RemoteConnection,
     names: &[(PackName, u64)],
     late: u64,
 ) {
@@ -279,7 +279,7 @@ enum TableOutcome {
 
 async fn table(
     shared: &RemoteShared,
-    connection: &Connection,
+    connection: &RemoteConnection,
     name: PackName,
     bytes: u64,
 ) -> TableOutcome {

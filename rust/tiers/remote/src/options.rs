@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hybrid_pages::error::{Error, Result};
 
-use crate::place::Place;
+use crate::place::RemotePlace;
 
 /// The longest deadline, pause and limit of a write: no clock overflows, though a pause doubles.
 const MOST_TIME: Duration = Duration::from_secs(24 * 3600);
@@ -45,7 +45,7 @@ impl Admit {
 #[derive(Debug, Clone)]
 pub struct RemoteOptions {
     /// The place of the store.
-    pub place: Place,
+    pub place: RemotePlace,
     /// Time limit of a read, and of a question what the store has.
     pub deadline: Duration,
     /// Which entries are read and written.
@@ -75,7 +75,7 @@ pub struct RemoteOptions {
 impl RemoteOptions {
     /// The usual settings for a place.
     #[must_use]
-    pub const fn new(place: Place) -> Self {
+    pub const fn new(place: RemotePlace) -> Self {
         Self {
             place,
             deadline: Duration::from_secs(2),

@@ -23,7 +23,7 @@ use crate::error::{StoreError, secrets};
 
 /// The place of a remote store, and the client that talks to it.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct RemotePlace {
     pub(crate) store: Arc<dyn ObjectStore>,
     pub(crate) prefix: Path,
     /// The client of the file system, if the store is a directory.
@@ -31,7 +31,7 @@ pub struct Place {
     shown: String,
 }
 
-impl Place {
+impl RemotePlace {
     /// The place of a URL: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX` or
     /// `file:///DIRECTORY`. Clients take their settings and credentials from the environment, as `object_store`
     /// reads it. Nothing is asked of the store. The directory is made if its parent is there.

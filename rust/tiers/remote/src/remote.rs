@@ -17,7 +17,7 @@ use crate::listing::list;
 use crate::lock;
 use crate::messages::{Begun, EntryWrite, Fetch, Upload};
 use crate::options::{Admit, RemoteOptions};
-use crate::shared::{RemoteShared, RunningCopy, refused};
+use crate::shared::{RemoteCopy, RemoteShared, refused};
 use crate::upload::take_back;
 
 /// An engine at work lists the store so often, also if it finds all that it looks for.
@@ -170,7 +170,7 @@ impl Below for Remote {
             shared.ledger.count(|counts| counts.spared_writes += 1);
             return self.end(copy, Ok(Vec::new()));
         }
-        let running = RunningCopy {
+        let running = RemoteCopy {
             begun: Instant::now(),
             writes: Some(name),
         };
@@ -210,7 +210,7 @@ impl Below for Remote {
         }
         let begun = Instant::now();
         let writes = None;
-        let running = RunningCopy { begun, writes };
+        let running = RemoteCopy { begun, writes };
         state.running.insert(copy, running);
         drop(state);
         let fetch = Fetch {

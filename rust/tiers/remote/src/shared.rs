@@ -37,7 +37,7 @@ pub(crate) struct RemoteShared {
     pub(crate) classes: Vec<EntrySize>,
     pub(crate) ranks: usize,
     pub(crate) slot_bytes: usize,
-    pub(crate) connection: OnceLock<Connection>,
+    pub(crate) connection: OnceLock<RemoteConnection>,
     pub(crate) state: Mutex<RemoteState>,
     pub(crate) ended: CopyEnds,
     /// Packs that were listed, with the bytes of their objects, and whose tables were not read yet. Only the listing
@@ -55,7 +55,7 @@ pub(crate) struct RemoteShared {
 
 /// What the tasks need, from the time when the store is connected.
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub(crate) struct RemoteConnection {
     pub(crate) planes: Planes,
     pub(crate) identity: Identity,
     /// A number that no other connection has: the system's, drawn here, for a process may be a copy of another.
@@ -71,7 +71,7 @@ pub(crate) struct Connection {
 pub(crate) struct RemoteState {
     pub(crate) catalog: Catalog,
     pub(crate) freshness: Freshness,
-    pub(crate) running: HashMap<CopyId, RunningCopy>,
+    pub(crate) running: HashMap<CopyId, RemoteCopy>,
     /// The newest write of a name; one that is undone is not in it.
     pub(crate) writing: HashMap<Name, CopyId>,
     /// Entries whose read has failed, with the time from which they may be found again.
@@ -111,7 +111,7 @@ impl RemoteState {
 
 /// A copy that has not ended.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct RunningCopy {
+pub(crate) struct RemoteCopy {
     pub(crate) begun: Instant,
     /// Name of the entry that a write is of; `None` for a read.
     pub(crate) writes: Option<Name>,
@@ -264,7 +264,7 @@ impl RemoteShared {
     pub(crate) fn end(&self, copy: CopyId, result: Result<Vec<u64>>) {
         let mut state = lock(&self.state);
         let was = state.running.remove(&copy);
-        let Some(RunningCopy { begun, writes }) = was else {
+        let Some(RemoteCopy { begun, writes }) = was else {
             return;
         };
         if let Some(name) = writes
@@ -385,7 +385,7 @@ impl RemoteShared {
             return;
         }
         let copies: Vec<CopyId> = state.running.keys().copied().collect();
-        let is_write = |running: &&RunningCopy| running.writes.is_some();
+        let is_write = |running: &&RemoteCopy| running.writes.is_some();
         let lost = state.running.values().filter(is_write).count();
         let stays = state.removing;
         drop(state);
@@ -396,7 +396,7 @@ impl RemoteShared {
                 .note(&format!("it was closed before {lost} entries were written"));
         }
         if let Some(connection) = self.connection.get().filter(|_| stays) {
-            let Connection { folder, writer, .. } = connection;
+            let RemoteConnection { folder, writer, .. } = connection;
             self.ledger.note(&format!(
                 "it was closed before what a reset made wrong was taken back: remove {folder}/*-{writer:016x}-*.pack"
             ));
@@ -427,7 +427,7 @@ impl RemoteShared {
 impl CopyOwner for RemoteShared {
     fn let_go(&self, copy: CopyId) {
         let running = lock(&self.state).running.get(&copy).copied();
-        if let Some(RunningCopy { writes, .. }) = running {
+        if let Some(RemoteCopy { writes, .. }) = running {
             self.fail(copy, RemoteFailure::Panic, PANICKED);
             match writes {
                 Some(_) => self.write_failed(),

@@ -20,8 +20,8 @@ use crate::files::{self, FilePart};
 use crate::lock;
 use crate::messages::{EntryWrite, Upload};
 use crate::pack::{MOST_ENTRIES, PackId, PackName, PackTable, sign_of};
-use crate::place::{Place, of_a_file};
-use crate::shared::{Connection, PANICKED, RemoteShared, now};
+use crate::place::{RemotePlace, of_a_file};
+use crate::shared::{PANICKED, RemoteConnection, RemoteShared, now};
 use crate::stats::RemoteFailure;
 
 /// Packs on their way at a time.
@@ -282,7 +282,7 @@ async fn sign(shared: &RemoteShared) {
 }
 
 /// Makes an empty object.
-async fn mark(place: &Place, path: &Path) -> object_store::Result<()> {
+async fn mark(place: &RemotePlace, path: &Path) -> object_store::Result<()> {
     let Some(directory) = &place.directory else {
         let put = place.store.put(path, PutPayload::default());
         return put.await.map(drop);
@@ -291,7 +291,7 @@ async fn mark(place: &Place, path: &Path) -> object_store::Result<()> {
     files::mark(file).await.map_err(of_a_file)
 }
 
-fn paths(connection: &Connection, own: &[PackName]) -> Vec<Path> {
+fn paths(connection: &RemoteConnection, own: &[PackName]) -> Vec<Path> {
     let path = |name: &PackName| connection.folder.clone().join(name.to_string());
     own.iter().map(path).collect()
 }

@@ -11,7 +11,7 @@ def tenant_of(salt: str | None, share: float) -> bytes:
     return b"" if share >= 1 or not salt else salt.encode("utf-8", "surrogatepass")
 
 
-class Namespaces:
+class TenantNamespaces:
     """The namespaces of requests; see :meth:`Cache.namespace`.
 
     vLLM's block hashes keep salts apart already. If a tenant's share is limited, each tenant has

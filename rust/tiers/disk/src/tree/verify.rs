@@ -123,7 +123,7 @@ impl DiskTree {
             let found = io::Error::other("that of another identity");
             return Err(self.failed(&name, "its own index", found));
         }
-        let reader = Reader::new(inside.as_fd(), &claim)
+        let reader = CellReader::new(inside.as_fd(), &claim)
             .map_err(|error| self.failed(&name, "slabs that can be read", error))?;
         let mut places = found.places;
         places.sort_unstable_by_key(|(_, place)| (place.class, place.cell));
@@ -185,12 +185,12 @@ impl DiskTree {
 }
 
 /// The slab files of an identity.
-struct Reader<'a> {
+struct CellReader<'a> {
     claim: &'a Claim,
     slabs: Vec<Option<File>>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> CellReader<'a> {
     fn new(folder: BorrowedFd<'_>, claim: &'a Claim) -> io::Result<Self> {
         let slab = |class| match open_file(folder, &format!("class-{class}.slab")) {
             Ok(file) => Ok(Some(file)),
