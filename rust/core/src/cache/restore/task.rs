@@ -20,7 +20,7 @@ pub enum RestoreProgress {
     Queued,
     /// The next wave is being read: ask again.
     Waiting,
-    /// The next wave can be loaded: [`take`](Restore::take) it.
+    /// The next wave can be loaded: `Restore::take` takes it.
     Ready,
     /// Every wave was taken.
     Done,
