@@ -1,4 +1,4 @@
-//! The one error type of the crate: a variant a cause, each with what was expected and found.
+//! The one error type of the crate: a variant for each cause, with a text that says what was expected and found.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// Everything that can go wrong inside the core. No public function panics on bad input.
 ///
-/// What the system or a library refused has the error that it gave as its [`source`](StdError::source).
+/// If the system or a library refused something, the error that it gave is the [`source`](StdError::source).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
@@ -25,7 +25,7 @@ pub enum Error {
     Lease(String),
     /// A copy that did not happen, or whose bytes were not those that left the engine.
     Transfer(Cause),
-    /// A panic inside: what it was at is in doubt, and is not used any more.
+    /// A panic inside. The data that was being changed may be wrong, and is not used any more.
     Panicked(String),
     /// A disk's directory that cannot be used, or a copy from or to a disk that did not happen.
     Disk(Cause),
@@ -115,7 +115,7 @@ impl Cause {
         }
     }
 
-    /// An error in its own words.
+    /// An error of the system or of a library, in its own words.
     pub fn of(source: impl StdError + Send + Sync + 'static) -> Self {
         Self::new(source.to_string(), source)
     }
@@ -137,7 +137,7 @@ impl StdError for Cause {
     }
 }
 
-/// Causes are equal that say the same.
+/// Causes are equal if their texts are.
 impl PartialEq for Cause {
     fn eq(&self, other: &Self) -> bool {
         self.text == other.text

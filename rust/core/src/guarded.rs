@@ -1,8 +1,8 @@
-//! Locks, and what is behind them after a panic.
+//! Locks, and the values behind them after a panic.
 //!
-//! A panic in the middle of a change leaves things half changed. [`Guarded`] lets nobody at them any more. [`lock`] is
-//! for things that are whole between any two statements, and for those whose owner asks for [`Mutex::is_poisoned`]
-//! before it counts on them.
+//! A panic in the middle of a change leaves a value half changed. [`Guarded`] lets nobody use such a value any more.
+//! [`lock`] is for values that are whole between any two statements, and for those whose owner checks
+//! [`Mutex::is_poisoned`] before using them.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,7 +15,7 @@ pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Does something that may panic. `None` if it did: standard error says where.
+/// Runs `work`, which may panic. `None` if it did: standard error says where.
 pub fn unless_it_panics<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }
@@ -28,17 +28,17 @@ pub fn panic_message(panic: &(dyn Any + Send)) -> &str {
         .unwrap_or("no message")
 }
 
-/// Something behind a lock that a panic under it closes for good.
+/// A value behind a lock. A panic under the lock closes it for good.
 #[derive(Debug)]
 pub struct Guarded<T> {
     inner: Mutex<T>,
-    /// Whoever waits for `inner` does so with this lock: the next one.
+    /// The lock of the one that waits for `inner` next.
     next: Mutex<()>,
     panic: OnceLock<String>,
 }
 
 impl<T> Guarded<T> {
-    /// Guards a value that is whole.
+    /// Guards a value.
     pub const fn new(value: T) -> Self {
         Self {
             inner: Mutex::new(value),
@@ -47,10 +47,10 @@ impl<T> Guarded<T> {
         }
     }
 
-    /// Does something with the value, under the lock.
+    /// Runs `work` on the value, under the lock.
     ///
     /// # Errors
-    /// [`Error::Panicked`] if that panics, and from then on: then nothing is done.
+    /// [`Error::Panicked`] if `work` panics, and for every call after that: then nothing is done.
     #[inline]
     pub fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> Result<R> {
         let free = || match self.inner.try_lock() {
@@ -61,10 +61,10 @@ impl<T> Guarded<T> {
         self.guarded(free, work)
     }
 
-    /// Does something under the lock for whoever has just had it: the next one that waits for it comes first.
+    /// Runs `work` under the lock for a caller that has just had it: the next one that waits for it comes first.
     ///
     /// # Errors
-    /// Those of [`with`](Self::with).
+    /// The errors of [`with`](Self::with).
     pub fn with_again<R>(&self, work: impl FnOnce(&mut T) -> R) -> Result<R> {
         self.guarded(|| self.in_turn(), work)
     }
@@ -92,7 +92,7 @@ impl<T> Guarded<T> {
         }
     }
 
-    /// Why nothing is done any more.
+    /// The error that every call returns after a panic; `None` if there was none.
     pub fn failure(&self) -> Option<Error> {
         self.inner.is_poisoned().then(|| self.closed(None))
     }
@@ -102,7 +102,7 @@ impl<T> Guarded<T> {
         if let Some(panic) = panic {
             let text = panic.downcast_ref::<&str>().copied();
             let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-            // The first one counts.
+            // The first panic counts.
             drop(self.panic.set(text.unwrap_or("a panic").to_owned()));
         }
         let what = self.panic.get().map_or("a panic", String::as_str);

@@ -8,8 +8,8 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SlotId(pub u32);
 
-/// An interned identity under which prefix keys are unique: an engine's fingerprint plus whatever
-/// else its tokens depend on (a LoRA adapter, a tenant). A number never means a second identity.
+/// The number of an identity under which prefix keys are unique: an engine's fingerprint plus whatever else its tokens
+/// depend on (a LoRA adapter, a tenant). A number never stands for a second identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NamespaceId(pub u32);
 
@@ -69,7 +69,8 @@ impl std::hash::Hash for PrefixKey {
     }
 }
 
-/// The kind of bytes that the layers of a class keep: decides which of its entries a prefix needs to be resumed.
+/// The kind of bytes that the layers of a class keep. It decides which entries of the class a prefix needs to be
+/// resumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ClassKind {
     /// Full attention: a page of every block from the first.
@@ -84,7 +85,7 @@ pub enum ClassKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EntryId(pub u32);
 
-/// The name of an entry that any process gives it: by this a tier below the host keeps and finds it.
+/// The name of an entry, the same in any process. A tier below the host keeps and finds the entry by it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct EntryKey {
     /// Identity of the namespace, as the engine gave it.

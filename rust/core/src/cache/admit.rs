@@ -1,4 +1,4 @@
-//! What policies hear of requests: which checkpoints to make, what is used, retained and proven.
+//! Tells policies of requests: which checkpoints to make, and which entries are used, retained and proven.
 
 use super::config::{Admission, Arrival};
 use super::offer::Unoffered;
@@ -9,14 +9,14 @@ use crate::policy::{Hints, NewRequest};
 use crate::prefix::{IndexCell, boundary_name};
 use crate::tier::Tier;
 
-/// The policies' names of the boundaries of a prefix.
+/// The names by which policies know the boundaries of a prefix.
 fn boundary_names(seed: u64, keys: &[PrefixKey]) -> Vec<u64> {
     keys.iter().map(|key| boundary_name(seed, key)).collect()
 }
 
 impl CacheState {
-    /// Which boundaries of a request deserve a checkpoint, and what is still to be offered of those that
-    /// it proves.
+    /// Chooses the boundaries of a request that deserve a checkpoint. Also returns the proven blocks that are not
+    /// offered yet.
     pub(super) fn admit(
         &mut self,
         namespace: NamespaceId,
@@ -33,7 +33,7 @@ impl CacheState {
         self.reconsider(&path);
         self.forget_queries(namespace, keys);
         let pages = whole.pages;
-        // A hit within the limit is the hit under it.
+        // If the hit of the whole prompt is within the limit, it is also the hit under the limit.
         let resumed = if whole.blocks <= limit {
             whole.blocks
         } else {
@@ -61,7 +61,7 @@ impl CacheState {
         };
         let mut admitted = self.tiers.host.room_mut().admit(&request);
         for lower in &mut self.tiers.below {
-            // It learns of the request; the host's policy says which checkpoints are made.
+            // The tier's policy learns of the request, but the host's policy says which checkpoints are made.
             lower.tier.room_mut().admit(&request);
         }
         admitted.sort_unstable();
@@ -77,7 +77,7 @@ impl CacheState {
         Ok((admission, unoffered))
     }
 
-    /// Retains what a request finds in the host.
+    /// Retains the entries of the host that a request finds.
     fn retain_hit(&mut self, namespace: NamespaceId, keys: &[PrefixKey], hints: &Hints) {
         let mut path = Vec::new();
         let hit = self
@@ -95,7 +95,7 @@ impl CacheState {
         self.unpin(&ids);
     }
 
-    /// Tells the policy with which hints entries of the host are stored or used, which are pinned.
+    /// Tells the policy the hints of a request that stores or uses these pinned entries of the host.
     pub(super) fn pass_hints(&mut self, ids: &[EntryId], hints: &Hints) {
         for &id in ids.iter().filter(|_| hints.keep()) {
             let tenant = self.tenants.owner(id);
@@ -103,7 +103,7 @@ impl CacheState {
         }
     }
 
-    /// Takes boundaries as proven whose request asks to retain them.
+    /// Marks boundaries as proven, since their request asks to retain them.
     pub(super) fn vouch(&mut self, seed: u64, keys: &[PrefixKey]) {
         if self.visits.waiting().is_some() {
             self.visits.prove(&boundary_names(seed, keys));

@@ -1,4 +1,4 @@
-//! The invariants, checked by walking everything.
+//! Checks the invariants by walking everything.
 
 use super::copies::{CopyDirection, RunningCopy};
 use super::state::CacheState;
@@ -23,7 +23,7 @@ impl CacheState {
             .or_else(|| tiers.into_iter().find_map(|tier| self.audit_tier(tier)))
     }
 
-    /// Each slot is free, or has one owner; and the host's room is what its slots say.
+    /// Checks that each slot is free or has one owner, and that the host's room counts the same.
     fn audit_slots(&self) -> Option<String> {
         let pool = self.tiers.host.pool();
         let mut owned = vec![false; pool.total() as usize];
@@ -95,7 +95,7 @@ impl CacheState {
         None
     }
 
-    /// Each copy is one that its entry knows of, and every entry's are there.
+    /// Checks that the copies under way are those that the entries know of.
     fn audit_copies(&self) -> Option<String> {
         let mut known = 0;
         for (_, entry) in self.entries.iter() {
@@ -114,7 +114,7 @@ impl CacheState {
         (known != 0).then(|| format!("{known} copies are lost"))
     }
 
-    /// The room of a tier below and its queue are what the entries say.
+    /// Checks that the room of a tier below and its queue agree with the entries.
     fn audit_tier(&self, tier: usize) -> Option<String> {
         let lower = self.tiers.lower(tier);
         let (mut taken, mut evictable, mut members) = (0, 0, 0);

@@ -115,7 +115,7 @@ impl Classes {
         self.writing -= entries as u64;
     }
 
-    /// Adds what is counted here.
+    /// Adds these counts to `stats`.
     pub(super) fn add_to(&self, stats: &mut CacheStats) {
         stats.slot_bytes = self.slot_bytes;
         stats.writing_entries = self.writing;

@@ -10,7 +10,7 @@ use crate::prefix::Roles;
 pub struct ClassConfig {
     /// The kind of bytes that it keeps.
     pub kind: ClassKind,
-    /// Pages of so many last blocks are needed to resume: at least 1 for a window class, ignored otherwise.
+    /// The number of last blocks whose pages are needed to resume: at least 1 for a window class, ignored otherwise.
     pub window_blocks: usize,
     /// Slots that one entry takes, all ranks together.
     pub slots_per_entry: usize,
@@ -23,14 +23,14 @@ pub struct Arrival {
     pub now: u64,
     /// Tokens of the prompt.
     pub tokens: u64,
-    /// Deepest boundary, in blocks, from which it could resume.
+    /// The deepest boundary, in blocks, from which the request could resume.
     pub limit: usize,
     /// Hints of the application.
     pub hints: Hints,
 }
 
 impl Arrival {
-    /// The latest moment that makes sense: ages and times to come are counted from there on.
+    /// The latest moment that is accepted: later times can be counted from it without overflow.
     pub const MOST_NOW: u64 = u64::MAX / 4;
 
     pub(super) fn check(&self) -> Result<()> {
@@ -50,9 +50,9 @@ impl Arrival {
 pub struct Admission {
     /// Boundaries that the policy chose, shallow first.
     pub boundaries: Vec<usize>,
-    /// The deepest boundary below the limit up to which an earlier request was the same, if it is deeper
-    /// than what can be resumed from: a state made there serves whoever shares that prefix. Known from
-    /// keys, so it doesn't matter what was evicted.
+    /// The deepest boundary below the limit up to which an earlier request was the same, if it is deeper than the one
+    /// to resume from. A state made there serves all requests that share the prefix. It is known from keys alone, so
+    /// evictions don't matter.
     pub fork: Option<usize>,
 }
 
@@ -61,7 +61,7 @@ pub struct Admission {
 pub struct CacheConfig {
     /// At most one attention class, at most one recurrent class, any number of window classes.
     pub classes: Vec<ClassConfig>,
-    /// Ranks that write a shard of each entry, and so the checksums of an entry.
+    /// The number of ranks. Each writes a shard of every entry, and so one of the entry's checksums.
     pub ranks: usize,
     /// Slots of the arena.
     pub slots: usize,
@@ -74,8 +74,7 @@ pub struct CacheConfig {
 }
 
 impl CacheConfig {
-    /// The room that entries take, in slots, as [`crate::policy::by_name`] wants it: for the policy of a tier
-    /// below.
+    /// The sizes of entries, in slots, as [`crate::policy::by_name`] takes them: for the policy of a tier below.
     #[must_use]
     pub fn shape(&self) -> EntrySizes {
         let size = |kind: ClassKind| {

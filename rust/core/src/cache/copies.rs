@@ -28,11 +28,11 @@ pub(super) struct RunningCopy {
     pub(super) batch: u32,
 }
 
-/// Copies that end together what is pinned for them.
+/// Copies whose pins end together.
 #[derive(Debug)]
 struct PendingBatch {
     pinned: PinSet,
-    /// Copies that have not ended, and one until all were started.
+    /// The number of copies that have not ended, plus one until all were started.
     left: u32,
 }
 
@@ -60,13 +60,13 @@ impl Copies {
         self.batches.insert(PendingBatch { pinned, left: 1 })
     }
 
-    /// Adds to what is pinned for a batch entries that hang from none of it: the deepest first.
+    /// Adds to a batch's pins entries that hang from none of the pinned ones: the deepest first.
     pub(super) fn pin_more(&mut self, batch: u32, entries: &[EntryId]) {
         let pinned = &mut self.batches.get_mut(batch).pinned.entries;
         pinned.extend_from_slice(entries);
     }
 
-    /// Adds to what is pinned for a batch entries that may hang from it: the deepest first.
+    /// Adds to a batch's pins entries that may hang from pinned ones: the deepest first.
     pub(super) fn pin_deeper(&mut self, batch: u32, entries: impl IntoIterator<Item = EntryId>) {
         let pinned = &mut self.batches.get_mut(batch).pinned.entries;
         pinned.splice(..0, entries);
@@ -93,14 +93,14 @@ impl Copies {
         copy
     }
 
-    /// The copy of a tier that ended. Reports of copies that are not under way are ignored.
+    /// Ends a copy of a tier and returns it. Reports of copies that are not under way are ignored.
     pub(super) fn end(&mut self, copy: CopyId, tier: usize) -> Option<RunningCopy> {
         self.running.get(&copy).filter(|copy| copy.tier == tier)?;
         self.running.remove(&copy)
     }
 
-    /// One copy of a batch ended, or all of them were started. With the last one the batch ends: returns what was
-    /// pinned for it.
+    /// Counts one copy of a batch as ended, or all its copies as started. The batch ends with the last copy: then this
+    /// returns its pins.
     pub(super) fn leave(&mut self, batch: u32) -> Option<PinSet> {
         let record = self.batches.get_mut(batch);
         record.left -= 1;

@@ -1,4 +1,4 @@
-//! Finding out what tiers below have that this cache has not put there: from before a restart, or from other machines.
+//! Finds entries that tiers below have and this cache has not put there: from before a restart, or from other machines.
 
 use super::queries::{AGAIN, PORTION, Prompt, Query, prompt_of};
 use super::state::CacheState;
@@ -8,7 +8,7 @@ use crate::prefix::{Hit, boundary_name};
 use crate::slot::Places;
 use crate::tier::Found;
 
-/// What a lookup knows when it has asked the tiers below.
+/// The result of asking the tiers below in a lookup.
 pub(super) struct Discovered {
     pub(super) hit: Hit,
     /// Whether a tier asks somebody for more.
@@ -23,17 +23,17 @@ struct Search {
     namespace: NamespaceId,
     /// Leading boundaries whose pages are known to be in the tier.
     known: usize,
-    /// The page of the last of them.
+    /// The page of the last of these boundaries.
     last: Option<EntryId>,
-    /// Those that are pinned in the tier while room is made there, and what was found: shallow first.
+    /// The entries that are pinned in the tier while room is made there, with those that were found: shallow first.
     pinned: Option<Vec<EntryId>>,
     /// Whether the tier asks somebody for what comes next.
     asking: bool,
-    /// Whether anything was made known.
+    /// Whether any entry was made known.
     changed: bool,
     /// Blocks that may still be asked about.
     left: usize,
-    /// Whether these were too few.
+    /// Whether there were more blocks to ask about than that.
     more: bool,
 }
 
@@ -88,7 +88,7 @@ impl CacheState {
         Ok(discovered)
     }
 
-    /// Nobody waits for what a lookup of this prompt has asked.
+    /// Forgets the questions that a lookup of this prompt has asked: nobody waits for the answers.
     pub(super) fn forget_queries(&mut self, namespace: NamespaceId, keys: &[PrefixKey]) {
         let Some(prompt) = prompt_of(namespace, keys) else {
             return;
@@ -98,9 +98,9 @@ impl CacheState {
         }
     }
 
-    /// Makes known what a tier has of a prefix from before this cache, or from others: from where the
-    /// pages that are known to be there end, for as long as the next is there with the bytes that are known. `hit`: the
-    /// joint hit so far.
+    /// Makes known what a tier has of a prefix from before this cache, or from others. The search begins behind the
+    /// last page that is known to be there, and goes on while the tier has the next page with the known bytes. `hit`:
+    /// the joint hit so far.
     fn search(&mut self, search: &mut Search, keys: &[PrefixKey], hit: usize) {
         let Some(prompt) = prompt_of(search.namespace, keys) else {
             return;
@@ -171,8 +171,8 @@ impl CacheState {
         }
     }
 
-    /// Searches without pages that link blocks: all blocks are asked about, and when the tier asks nobody any more, some
-    /// in each lookup.
+    /// Searches where no pages link blocks. All blocks are asked about once; when the tier waits for no more answers,
+    /// each lookup asks about some again.
     fn search_alone(&mut self, search: &mut Search, keys: &[PrefixKey], prompt: Prompt) {
         let blocks = keys.len();
         let before = self.tiers.lower(search.tier).queries.get(&prompt);
@@ -213,7 +213,7 @@ impl CacheState {
         }
     }
 
-    /// Looks for what a boundary lacks beside its page.
+    /// Looks for the entries that a boundary lacks beside its page.
     fn find_others(
         &mut self,
         search: &mut Search,
@@ -232,7 +232,7 @@ impl CacheState {
         }
     }
 
-    /// Looks for what reads at known boundaries of a prefix have failed for.
+    /// Looks again for entries at known boundaries of a prefix whose reads failed.
     fn find_unread(&mut self, search: &mut Search, keys: &[PrefixKey]) {
         let unread = &self.tiers.lower(search.tier).unread;
         if unread.is_empty() {
@@ -257,7 +257,7 @@ impl CacheState {
         }
     }
 
-    /// Looks for what a read at a known boundary has failed for, until it is in the tier again.
+    /// Looks again for an entry at a known boundary whose read failed, until it is in the tier.
     fn find_again(
         &mut self,
         search: &mut Search,
@@ -277,8 +277,8 @@ impl CacheState {
         }
     }
 
-    /// Asks a tier that asks for the page of a block for everything from there on, a portion at a time and once.
-    /// Without that page nothing can be made known: it is all asked for again.
+    /// When a tier has to ask others for the page of a block, asks it for everything from there on: a portion at a
+    /// time, and once. Nothing can be made known without that page: then all is asked for again.
     fn ask_for_rest(&mut self, search: &mut Search, keys: &[PrefixKey], from: usize) {
         let Some(prompt) = prompt_of(search.namespace, keys) else {
             return;
@@ -392,7 +392,7 @@ impl CacheState {
         Some(node)
     }
 
-    /// Whether an entry that is known has the bytes that a tier was found to have of it.
+    /// Whether a known entry has the same bytes as the tier has.
     fn may_join(&self, id: EntryId, tier: usize, checksums: &[u64]) -> bool {
         let entry = self.entries.get(id);
         self.lacks(tier, id)

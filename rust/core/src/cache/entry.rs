@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::ids::SlotId;
 
-/// Slots of an entry; a few take no memory of their own.
+/// The slots of an entry. Up to four are stored in place.
 pub type Slots = SmallVec<[SlotId; 4]>;
 
 /// One page or checkpoint under a lease.
@@ -14,7 +14,7 @@ pub struct LeaseEntry {
     pub class_index: usize,
     /// Index of the block.
     pub block_index: usize,
-    /// Where the payload lies, in payload order.
+    /// The slots that hold the payload, in payload order.
     pub slots: Slots,
     /// Checksums of the shards, one per rank; empty while the entry is being written, and if it was published
     /// without them.
@@ -24,16 +24,16 @@ pub struct LeaseEntry {
 /// Entries wanted by a [`WriteLease`](super::WriteLease) that it doesn't write, by reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Skipped {
-    /// There already.
+    /// Entries that are resident already.
     pub resident: usize,
-    /// Another lease, or the same call, writes it already.
+    /// Entries that another lease, or the same call, is writing already.
     pub in_writing: usize,
-    /// Everything else that could make room is in use or belongs to the same prefix.
+    /// Entries without room: everything else that could make room is in use or belongs to the same prefix.
     pub no_room: usize,
-    /// No room, while some slots are not ready.
+    /// Entries without room while some slots are not ready.
     pub not_ready: usize,
-    /// No room within the share of the tenant.
+    /// Entries without room in the share of the tenant.
     pub tenant_share: usize,
-    /// A page before it is neither there nor being written: it could never be reached.
+    /// Entries that could never be reached: a page before them is neither there nor being written.
     pub orphan: usize,
 }

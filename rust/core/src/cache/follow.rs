@@ -6,8 +6,8 @@ use crate::error::{Error, Result};
 use crate::ids::{NamespaceId, PrefixKey};
 
 impl Cache {
-    /// Follows from now on which blocks are announced, for [`changes`](Self::changes). Without it nothing
-    /// of the kind is kept, and the other calls of a follower do nothing.
+    /// Follows from now on which blocks are announced, for [`changes`](Self::changes). Before this call the cache keeps
+    /// no such state, and the other calls of a follower do nothing.
     ///
     /// A block is announced in a medium while some boundary at its end or deeper can be resumed from by that
     /// medium alone.

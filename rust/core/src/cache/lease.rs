@@ -123,12 +123,12 @@ impl WriteLease {
         self.ended
     }
 
-    /// Publishes all entries at once: their bytes are whole, and `checksums` has for each of them a
-    /// value a rank. Entries that were dropped meanwhile stay unpublished. Returns how many were published.
+    /// Publishes all entries at once, when their bytes are whole. `checksums` has for each entry one value per rank.
+    /// Entries that were dropped meanwhile stay unpublished. Returns how many were published.
     ///
     /// # Errors
-    /// [`Error::Lease`] if it has ended, [`Error::InvalidArgument`] if the checksums are not of that
-    /// shape; the lease goes on then.
+    /// [`Error::Lease`] if the lease has ended, [`Error::InvalidArgument`] if the checksums are not of that shape; the
+    /// lease goes on then.
     pub fn commit<C: AsRef<[u64]>>(&mut self, checksums: &[C]) -> Result<usize> {
         self.check_lasts()?;
         let entries = self.reservation.written.len();
@@ -151,11 +151,11 @@ impl WriteLease {
         self.commit_flat(&checksums)
     }
 
-    /// [`commit`](Self::commit) with the checksums of all entries in one list, those of an entry behind those of the
-    /// entry before.
+    /// Publishes all entries as [`commit`](Self::commit) does, with the checksums of all entries in one list, entry
+    /// after entry.
     ///
     /// # Errors
-    /// Those of [`commit`](Self::commit).
+    /// The errors of [`commit`](Self::commit).
     pub fn commit_flat(&mut self, checksums: &[u64]) -> Result<usize> {
         self.check_lasts()?;
         let Self {
@@ -178,11 +178,11 @@ impl WriteLease {
         })?
     }
 
-    /// [`commit`](Self::commit) for bytes whose checksums nobody has computed: a load can't verify them.
+    /// Publishes all entries as [`commit`](Self::commit) does, without checksums: a load can't verify the bytes.
     ///
     /// # Errors
-    /// [`Error::Lease`] if it has ended, [`Error::InvalidArgument`] if the cache has tiers below: what leaves
-    /// the process has checksums. The lease goes on then.
+    /// [`Error::Lease`] if the lease has ended, [`Error::InvalidArgument`] if the cache has tiers below: bytes that
+    /// leave the process need checksums. The lease goes on then.
     pub fn commit_without_checksums(&mut self) -> Result<usize> {
         self.check_lasts()?;
         let Self {

@@ -55,14 +55,14 @@ impl CacheState {
         dropped as usize
     }
 
-    /// Takes entries out of the tiers in `from`, and with a page what hangs from it there. The index
-    /// forgets those that no tier has any more, and the tiers below are told who left them. Returns how many
-    /// were resident in the host and left it.
+    /// Takes entries out of the tiers in `from`, and with a page all that hangs from it there. The index forgets
+    /// entries that no tier has any more, and the tiers below are told which entries left them. Returns how many were
+    /// resident in the host and left it.
     pub(super) fn take_out(&mut self, ids: &[EntryId], from: Places) -> u64 {
         self.leave(ids, from, |tier, key| tier.remove(key))
     }
 
-    /// Takes entries out of tiers after a read that failed: tiers below may keep what is good.
+    /// Takes entries out of tiers after a read that failed. Tiers below may keep bytes that are good.
     pub(super) fn forget(&mut self, ids: &[EntryId], from: Places) -> u64 {
         self.leave(ids, from, |tier, key| tier.forget(key))
     }
@@ -120,11 +120,11 @@ impl CacheState {
         self.give_up(&left)
     }
 
-    /// Gives up what the members that just left took in their tiers: at once, or when the last lease or
-    /// the copy ends. Returns how many were resident in the host.
+    /// Frees the slots of members that just left their tiers: at once, or when the last lease or copy of them ends.
+    /// Returns how many were resident in the host.
     fn give_up(&mut self, left: &[Left]) -> u64 {
         let mut residents = 0;
-        // What hangs from a page leaves before it.
+        // Entries that hang from a page leave before it.
         for &Left {
             id,
             tiers,

@@ -5,11 +5,11 @@ use super::stats::{CacheStats, TierStats};
 use crate::error::Result;
 use crate::guarded::Guarded;
 
-/// The cache's state behind its lock, which leases and restores share. After a panic under its lock nobody gets at the state: nothing is
-/// found or handed out, and leases end without a trace, so that no slot of theirs is ever used again.
+/// The cache's state behind its lock, which leases and restores share. After a panic under the lock nobody can use the
+/// state: nothing is found or handed out, and leases end without effect, so that their slots are never used again.
 pub(crate) struct Locked {
     pub(super) state: Guarded<CacheState>,
-    /// What is said of the cache after a panic.
+    /// The counts that the cache gives after a panic.
     pub(super) closed: (CacheStats, Vec<TierStats>),
 }
 
@@ -25,7 +25,7 @@ impl Locked {
         self.state.with(work)
     }
 
-    /// Calls `step` until it has an answer, with the lock free in between for the next one that waits. None if the
+    /// Calls `step` until it has an answer. In between, the lock is free for the next one that waits. `None` if the
     /// namespace ends meanwhile.
     pub(super) fn in_portions<T>(
         &self,
@@ -41,9 +41,9 @@ impl Locked {
         Ok(answer)
     }
 
-    /// Does something under the lock that has to be done, and that needs no doing after a panic.
+    /// Ends something under the lock. After a panic there is nothing to end.
     pub(super) fn end(&self, work: impl FnOnce(&mut CacheState)) {
-        // Whoever asks for anything is told of the panic.
+        // Calls that ask for anything return the error of the panic.
         drop(self.with(work));
     }
 }

@@ -1,4 +1,4 @@
-//! Lookups, and what a read lease pins.
+//! Lookups, and the entries that a read lease pins.
 
 use super::entry::LeaseEntry;
 use super::prefix_pins::PinSet;
@@ -9,18 +9,18 @@ use crate::ids::{EntryId, NamespaceId, PrefixKey};
 use crate::prefix::{Hit, IndexCell};
 use crate::slot::HOST;
 
-/// What a read lease loads, and what it pins for that.
+/// The entries that a read lease loads, and those that it pins for that.
 pub(super) struct ReadSet {
     pub(super) blocks: usize,
-    /// What is loaded, with its block: shallow first.
+    /// The entries to load, each with its block: shallow first.
     pub(super) loads: Vec<(usize, EntryId)>,
-    /// As many of these as were [described](CacheState::describe_more).
+    /// The first of these, as far as they were [described](CacheState::describe_more).
     pub(super) entries: Vec<LeaseEntry>,
     /// Everything that the hit needs.
     pub(super) pinned: PinSet,
 }
 
-/// How many leading blocks have a page, of so many: it is there only with those before it, and most often all are.
+/// How many of the leading blocks have a page. A page is there only with those before it, and most often all are there.
 fn leading(blocks: usize, has: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut high) = (0, blocks + 1);
     let mut middle = blocks;
@@ -78,7 +78,7 @@ impl CacheState {
         )))
     }
 
-    /// What a read lease of so many blocks has, described as far as a portion goes.
+    /// The entries of a read lease of so many blocks. A first portion of them is described.
     pub(super) fn read_set(
         &self,
         blocks: usize,
@@ -95,8 +95,8 @@ impl CacheState {
         read
     }
 
-    /// Describes a portion of what is loaded. Slots and checksums of what is pinned stay the same, wherever else it
-    /// leaves.
+    /// Describes a portion of the entries to load. The slots and checksums of pinned entries stay the same, whatever
+    /// tiers the entries leave.
     pub(super) fn describe_more(&self, read: &mut ReadSet) {
         for &(block, id) in read.loads.iter().skip(read.entries.len()).take(PORTION) {
             let checksums = self.entries.checksums(id);
@@ -133,8 +133,8 @@ impl CacheState {
         leading(keys.len(), has)
     }
 
-    /// Of the blocks of a prefix from `first` on, the last one that the host has a whole page of, if whatever is
-    /// before it need not be looked at; `first` otherwise.
+    /// The last block from `first` on of which the host has the whole page, if the blocks before it need not be looked
+    /// at; otherwise `first`.
     pub(super) fn unwritten(
         &self,
         namespace: NamespaceId,

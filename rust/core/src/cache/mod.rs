@@ -1,17 +1,17 @@
 //! The only door to index, slots and policy: lookup, acquire, reserve, commit, release.
 //!
-//! One lock guards everything behind the door and is held for microseconds, never while bytes
-//! move. A panic under it closes the door for good. A lease pins the entries that it names and those that they can't be
-//! reached without, so whatever may be evicted has nothing below it that somebody uses. Where the policy evicts no page
-//! before what hangs from it, a write lease pins only the last page of the prefix that it extends.
+//! One lock guards everything behind the door and is held for microseconds, never while bytes move. A panic under it
+//! closes the door for good. A lease pins the entries that it names and the pages that lead to them, so an entry in use
+//! never loses a page that it hangs from. Where the policy evicts no page before those that hang from it, a write lease
+//! pins only the last page of the prefix that it extends.
 //!
 //! Leases are about the host: only there do the engine's workers copy. Tiers below it are filled when entries are
-//! published. What only they have comes back by [`Cache::restore`], or by [`Cache::promote`] for callers that copy all
-//! at once.
+//! published. Entries that only they have come back by [`Cache::restore`], or by [`Cache::promote`] for callers that
+//! copy all at once.
 //!
-//! `state.rs` has the state that the lock guards and the moves that keep its parts in agreement; its parts are plain
+//! `state.rs` has the state that the lock guards and the moves that keep its parts in agreement; the parts are plain
 //! data in files of their own. `lookup.rs`, `admit.rs`, `reserve.rs`, `offer.rs`, `room.rs`, `leave.rs` and `poll.rs`
-//! are what calls do with it, `discover.rs` and `restore/` what they do with tiers below.
+//! do the work of the calls, `discover.rs` and `restore/` that with tiers below.
 
 mod admit;
 mod announced;
@@ -81,8 +81,8 @@ impl Cache {
     /// rooms of the tiers must be empty. Reads prefer the first tier that has an entry.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new), and [`Error::InvalidArgument`] for more tiers, or more room in them, than
-    /// a cache can follow.
+    /// The errors of [`new`](Self::new), and [`Error::InvalidArgument`] for more tiers, or more room in them, than a
+    /// cache can follow.
     pub fn with_tiers(config: &CacheConfig, below: Vec<Box<dyn Below>>) -> Result<Self> {
         let made = unless_it_panics(|| CacheState::new(config, below).map(Locked::new));
         let panicked =
@@ -92,9 +92,9 @@ impl Cache {
         })
     }
 
-    /// The number of an identity under which prefix keys are unique, and one hold on it. The same bytes have the same
-    /// number as long as the identity has a hold or an entry. Then the identity is freed: its number is unknown for
-    /// good, and it gets another one when it comes back.
+    /// Gives an identity, under which prefix keys are unique, its number and one hold. The same bytes keep their number
+    /// while the identity has a hold or an entry. After that the number is unknown for good, and the identity gets
+    /// another one when it comes back.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when all 2^32 numbers are given.
@@ -102,12 +102,11 @@ impl Cache {
         self.namespace_of(identity, b"")
     }
 
-    /// The number of an identity, as [`namespace`](Self::namespace) gives it, for a tenant that has a name. All that is
-    /// stored under the namespace counts against the tenant's share of the room.
+    /// Gives an identity of a named tenant its number, as [`namespace`](Self::namespace) does. All that is stored under
+    /// the namespace counts against the tenant's share of the room.
     ///
     /// # Errors
-    /// Those of [`namespace`](Self::namespace), and [`Error::InvalidArgument`] for an identity that is another
-    /// tenant's.
+    /// The errors of [`namespace`](Self::namespace), and [`Error::InvalidArgument`] for an identity of another tenant.
     pub fn namespace_of(&self, identity: &[u8], tenant: &[u8]) -> Result<NamespaceId> {
         self.locked
             .with(|state| state.namespace(identity, tenant))?
@@ -134,11 +133,11 @@ impl Cache {
         Ok(hit.unwrap_or_default())
     }
 
-    /// Reads what the joint hit needs and only tiers below have into the host, when the first `first`
-    /// blocks need no load. Returns whether reads are under way. A caller that can wait asks again; one that
-    /// can't calls [`acquire`](Self::acquire) for the hit of the host alone. Nothing is under way when nothing
-    /// is missing, when the host has no room, and when the engine writes one of the entries at this moment.
-    /// With too little room for the joint hit, the deepest boundary that has room is read.
+    /// Begins to read into the host what the joint hit needs and only tiers below have, when the first `first` blocks
+    /// need no load. Returns whether reads are under way. A caller that can wait asks again; one that can't calls
+    /// [`acquire`](Self::acquire) for the hit of the host alone. No reads are under way when nothing is missing, when
+    /// the host has no room, and when the engine writes one of the entries at this moment. With too little room for the
+    /// joint hit, the deepest boundary that has room is read.
     ///
     /// Nothing is pinned for the caller until it asks again: [`restore`](Self::restore) does that.
     ///
@@ -160,8 +159,8 @@ impl Cache {
         Ok(under_way.unwrap_or(false))
     }
 
-    /// Begins to bring the joint hit to the engine when the first `first` blocks need no load. A hit that is larger than
-    /// the host comes in waves. `None` if the host has all of the hit, or it is no deeper than `first`: then
+    /// Begins to bring the joint hit to the engine when the first `first` blocks need no load. A hit that is larger
+    /// than the host comes in waves. `None` if the host has all of the hit, or it is no deeper than `first`: then
     /// [`acquire`](Self::acquire) it.
     ///
     /// # Errors
@@ -181,8 +180,8 @@ impl Cache {
         self.locked.end(CacheState::poll);
     }
 
-    /// Pins what must be loaded to resume at the joint hit of the host when the first `first` blocks need no
-    /// load; `None` if the hit is no deeper than that. The end of the lease counts as a use of what it pins.
+    /// Pins the entries that must be loaded to resume at the joint hit of the host when the first `first` blocks need
+    /// no load; `None` if the hit is no deeper than that. The end of the lease counts as a use of all that it pins.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown namespace.
@@ -199,9 +198,9 @@ impl Cache {
             .transpose()
     }
 
-    /// Which boundaries of a prompt deserve a checkpoint: the policy's choice, and where the prompt leaves
-    /// what was asked before. The caller stores checkpoints there. `keys` are those of all full blocks of the prompt. To
-    /// be called once a request, before its entries are reserved: the policy learns from it what is used.
+    /// Chooses the boundaries of a prompt that deserve a checkpoint: those that the policy wants, and the one where the
+    /// prompt leaves earlier prompts. The caller stores checkpoints there. `keys` has a key for each full block of the
+    /// prompt. Call this once per request, before its entries are reserved: the policy learns from it what is used.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown namespace.
@@ -214,7 +213,7 @@ impl Cache {
         let (admission, mut more) = self
             .locked
             .with(|state| state.admit(namespace, keys, arrival))??;
-        // A portion was offered to tiers that wait for proof; the lock is free between the others.
+        // One portion was offered to tiers that wait for proof. Between further portions the lock is free.
         while let Some(Unoffered { from, to }) = more {
             let state = &self.locked.state;
             more = state.with_again(|state| state.prove_on(namespace, &keys[..to], from))?;
@@ -222,8 +221,8 @@ impl Cache {
         Ok(admission)
     }
 
-    /// Tells the policy how many tokens a request produced. `keys` are those of all full blocks of the request, of
-    /// which the prompt has the first `end`; forks are found in the rest as well.
+    /// Tells the policy how many tokens a request produced. `keys` has a key for each full block of the request; the
+    /// first `end` are those of the prompt. Later prompts may fork anywhere in them.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown namespace and an `end` that is not among the keys.
@@ -238,8 +237,8 @@ impl Cache {
             .with(|state| state.finish(namespace, keys, end, output_tokens))?
     }
 
-    /// Finds room for entries, each a class and a block of `keys`, in any order. What is resident or
-    /// in writing, what could never be reached and what there is no room for is skipped and counted.
+    /// Reserves room for entries, each a class and a block of `keys`, in any order. Entries that are resident or in
+    /// writing, that could never be reached, or that find no room are skipped and counted.
     ///
     /// Shallow entries get room first; a checkpoint, the pages up to it that are not there yet and the
     /// window pages it needs get room together or not at all, and then nothing deeper does. The prefix
@@ -274,11 +273,11 @@ impl Cache {
             .with(|state| state.unwritten(namespace, keys, first))?
     }
 
-    /// [`reserve`](Self::reserve) for a request with hints, which say how its entries and the prefix before them are
-    /// kept.
+    /// Reserves room as [`reserve`](Self::reserve) does, for a request with hints. The hints say how its entries and
+    /// the prefix before them are kept.
     ///
     /// # Errors
-    /// Those of [`reserve`](Self::reserve).
+    /// The errors of [`reserve`](Self::reserve).
     pub fn reserve_hinted(
         &self,
         namespace: NamespaceId,
@@ -297,11 +296,11 @@ impl Cache {
         Ok(WriteLease::new(Arc::clone(&self.locked), reservation))
     }
 
-    /// [`reserve_hinted`](Self::reserve_hinted) for a caller that wants no list: `each` gets class, block and slots of
-    /// every entry that is to be written, in order, and [`WriteLease::entries`] has none.
+    /// Reserves room as [`reserve_hinted`](Self::reserve_hinted) does, without a list: `each` gets class, block and
+    /// slots of every entry that is to be written, in order, and [`WriteLease::entries`] is empty.
     ///
     /// # Errors
-    /// Those of [`reserve`](Self::reserve).
+    /// The errors of [`reserve`](Self::reserve).
     pub fn reserve_each(
         &self,
         namespace: NamespaceId,
@@ -320,9 +319,8 @@ impl Cache {
         Ok(WriteLease::new(Arc::clone(&self.locked), reservation))
     }
 
-    /// Drops the entries of a lease, and what can't be reached without them, from every tier: nobody finds
-    /// them again. Slots are free again when the last lease on them ends. Returns how many resident entries were
-    /// dropped.
+    /// Drops the entries of a lease, and all that can't be reached without them, from every tier: nobody finds them
+    /// again. Slots are free again when the last lease on them ends. Returns how many resident entries were dropped.
     ///
     /// # Errors
     /// [`Error::Lease`] if the lease was released or belongs to another cache.
@@ -337,19 +335,17 @@ impl Cache {
         self.locked.with(CacheState::clear).unwrap_or_default()
     }
 
-    /// Hands out only the first so many slots from now on: the memory of the others is not ready. All are at
-    /// the beginning; while there are fewer, entries that find no room are counted as
-    /// [`not_ready`](Skipped::not_ready).
+    /// Hands out only the first so many slots from now on: the memory of the others is not ready. At the beginning all
+    /// slots are ready. While fewer are, entries that find no room are counted as [`not_ready`](Skipped::not_ready).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if one behind them was handed out
-    /// before, or the cache has not as many.
+    /// [`Error::InvalidArgument`] if a slot behind them was handed out before, or the cache has fewer slots.
     pub fn set_ready_slots(&self, slots: usize) -> Result<()> {
         self.locked.with(|state| state.set_ready_slots(slots))?
     }
 
-    /// Says how many blocks of a prompt the engine computes in a second; `None`, as at the beginning, if that is
-    /// not known. While it is not, what tiers below have is read even where computing it would be faster.
+    /// Says how many blocks of a prompt the engine computes in a second; `None`, as at the beginning, if that is not
+    /// known. Then entries of tiers below are read even where computing would be faster.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a rate that is not above 0.
@@ -379,8 +375,8 @@ impl Cache {
         restores.unwrap_or_default()
     }
 
-    /// Why the cache finds and stores nothing any more, if that is so: there was a panic inside. Every other call
-    /// that can fail fails with this, and leases end without giving anything back.
+    /// The error of a panic inside, if there was one: then the cache finds and stores nothing any more. Every other
+    /// call that can fail returns this error, and leases end without giving anything back.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
         self.locked.state.failure()

@@ -1,10 +1,10 @@
 //! Publishing, and writing behind: entries go to tiers below when they are published, so that no eviction waits for a
 //! copy.
 //!
-//! A store offers what is new, and what a tier lacks of the prefix that it extends: that is found from its end
-//! upwards, since what a tier has of a prefix it has from the start. What a tier has passed over, and what stands on that,
-//! is not offered to it again before a request [passes](CacheState::reconsider). A tier that waits for proof is offered
-//! an entry again when that comes.
+//! A store offers its new entries, and those of the prefix before them that a tier lacks. The search for these goes
+//! from the end of the prefix upwards, since a tier has a prefix from its start. Entries that a tier has passed over,
+//! and those that stand on them, are not offered to it again before a request [passes](CacheState::reconsider) them. A
+//! tier that waits for proof is offered an entry again when the proof comes.
 
 use hashbrown::HashSet;
 
@@ -23,13 +23,14 @@ pub(super) struct Unoffered {
     pub(super) to: usize,
 }
 
-/// How a tier stands to a prefix.
+/// The part of a prefix that a tier lacks.
 enum Lack {
-    /// The tier has the prefix up to this page, if any of it, and lacks these behind that: the deepest first.
+    /// The tier has the prefix up to this page (`None`: nothing of it), and lacks these entries behind it: the deepest
+    /// first.
     Behind(Option<EntryId>, Vec<EntryId>),
-    /// The tier has passed over what comes before these.
+    /// The tier has passed over an entry before these.
     PassedOver(Vec<EntryId>),
-    /// The tier can't have what is deeper now.
+    /// The tier can't take anything deeper now.
     Never,
 }
 
@@ -67,7 +68,7 @@ impl CacheState {
             let class = entry.class;
             let same = checksums.is_some() && self.entries.checksums(id) == checksums;
             if !entry.places.is_empty() && !same {
-                // Computed again, perhaps with other bytes: an entry has the same everywhere.
+                // The bytes were computed again and may differ, but an entry has the same bytes in every tier.
                 self.take_out(&[id], Places::BELOW);
             }
             self.entries.set_checksums(id, checksums);
@@ -78,8 +79,8 @@ impl CacheState {
         published
     }
 
-    /// Offers what was just published, and the prefix that it extends, to every tier below. `pinned`: what the caller
-    /// pins of it, once; the pins end with the copies. `written`: what is new, shallow first.
+    /// Offers new entries, and the prefix that they extend, to every tier below. `pinned`: the entries of both that the
+    /// caller has pinned once; the pins end with the copies. `written`: the new entries, shallow first.
     fn write_behind(&mut self, pinned: PinSet, written: &[EntryId]) {
         if !self.tiers.has_lower() {
             self.unpin_all(pinned);
@@ -106,7 +107,7 @@ impl CacheState {
         pinned.iter().filter(known).find(is_page).copied()
     }
 
-    /// Offers to a tier what is new, and what it lacks before that.
+    /// Offers to a tier the new entries, and those before them that it lacks.
     fn offer_new(
         &mut self,
         tier: usize,
@@ -134,10 +135,10 @@ impl CacheState {
         if !lacking.is_empty() || last.is_some() {
             let of_caller: HashSet<EntryId> = pinned.iter().copied().collect();
             more.extend(lacking.iter().filter(|&id| !of_caller.contains(id)));
-            // The host keeps what is copied.
+            // Entries stay in the host while they are copied.
             self.pin(&more);
             self.copies.pin_more(batch, &more);
-            // What the tier has above what the caller pins.
+            // The deepest page that the tier has above the entries that the caller pins.
             let above = match last {
                 Some(page) if of_caller.contains(&page) => self.support_of_all(pinned),
                 last => last,
@@ -154,7 +155,7 @@ impl CacheState {
         self.tiers.lower_mut(tier).prefix_pin = None;
     }
 
-    /// The page that the shallowest page of these hangs from.
+    /// The page that the shallowest of these pages hangs from.
     fn support_of_all(&self, pinned: &[EntryId]) -> Option<EntryId> {
         let page = self.index.roles().attention?;
         let mut pages = pinned.iter().rev().copied();
@@ -169,7 +170,7 @@ impl CacheState {
         lower.queued + size <= lower.tier.queue_slots()
     }
 
-    /// What a tier lacks of the prefix that a page of the host ends.
+    /// Finds what a tier lacks of the prefix that a page of the host ends.
     fn lack(&self, tier: usize, end: Option<EntryId>) -> Lack {
         let mut lacking = Vec::new();
         let mut next = end;
@@ -190,8 +191,8 @@ impl CacheState {
         Lack::Behind(next, lacking)
     }
 
-    /// A request passes these boundaries, or is stored from its start: every tier judges again what it has passed over
-    /// of them.
+    /// Lets every tier judge again what it has passed over at these boundaries: a request passes them, or is stored
+    /// from its start.
     pub(super) fn reconsider(&mut self, path: &[Option<NodeId>]) {
         if !self.tiers.has_lower() {
             return;
@@ -205,8 +206,8 @@ impl CacheState {
         }
     }
 
-    /// A request passes boundaries of an earlier one, under these names: what the host has of them is offered
-    /// to the tiers that wait for that and lack it, a portion now and more with [`prove_on`](Self::prove_on).
+    /// Marks boundaries as proven, since a request passes boundaries of an earlier one under these names. Offers the
+    /// host's entries there to tiers that wait for proof: a portion now and more with [`prove_on`](Self::prove_on).
     pub(super) fn prove(
         &mut self,
         namespace: NamespaceId,
@@ -217,7 +218,7 @@ impl CacheState {
         self.prove_on(namespace, &keys[..names.len()], 0)
     }
 
-    /// Offers a portion of what is proven, from a block on. Returns what is left of it.
+    /// Offers a portion of the proven blocks, from one block on. Returns the blocks that are left.
     pub(super) fn prove_on(
         &mut self,
         namespace: NamespaceId,
@@ -231,7 +232,7 @@ impl CacheState {
         let mut node = before.and_then(|block| self.index.at(namespace, keys, block));
         let mut found: Vec<EntryId> = Vec::new();
         let (mut block, mut first) = (from, None);
-        // Where a policy protects no prefix, each portion would pin all that comes before it.
+        // Without a policy that protects prefixes, each portion would pin all that comes before it.
         while block < keys.len()
             && (block - from < PORTION || first.is_some_and(|page| !self.protects(HOST, page)))
         {
@@ -268,8 +269,8 @@ impl CacheState {
         })
     }
 
-    /// Offers entries of consecutive blocks to some tiers below, without waiting for anything. `pinned`: those, pinned
-    /// once by the caller; the pins end with the copies.
+    /// Offers entries of consecutive blocks to some tiers below, without waiting for anything. `pinned`: the entries,
+    /// which the caller has pinned once; the pins end with the copies.
     fn offer_all(&mut self, pinned: PinSet, tiers: Places) {
         let entries = pinned.entries.clone();
         let batch = self.copies.open(pinned);

@@ -1,7 +1,7 @@
-//! Ends of copies between the host and tiers below, and what they change.
+//! Ends copies between the host and tiers below.
 //!
-//! A copy belongs to a batch, which pins in the host what its copies read or fill, and the pages that
-//! those hang from. In the tier below, an entry is pinned while it is copied.
+//! Each copy belongs to a batch. The batch pins in the host the entries that its copies read or fill, and the pages
+//! that these hang from. In the tier below, an entry is pinned while it is copied.
 
 use hashbrown::HashSet;
 
@@ -13,8 +13,8 @@ use crate::ids::{EntryId, NodeId};
 use crate::slot::{HOST, Places};
 use crate::tier::CopyEnd;
 
-/// Failed reads of a tier that are remembered: each lookup looks at them. Beyond that those go that nobody can look for
-/// any more, or all.
+/// The most failed reads of a tier that are remembered: each lookup looks at them. Beyond that, those that nobody can
+/// look for any more are forgotten, or all.
 const MOST_UNREAD: usize = 1024;
 
 impl CacheState {
@@ -42,7 +42,7 @@ impl CacheState {
         }
     }
 
-    /// One copy fewer, or the batch has all its copies: with the last one it ends.
+    /// Counts a copy of a batch as ended, or all its copies as started. The batch ends with the last copy.
     pub(super) fn end_batch(&mut self, batch: u32) {
         if let Some(pinned) = self.copies.leave(batch) {
             self.unpin_all(pinned);
@@ -76,7 +76,7 @@ impl CacheState {
         }
     }
 
-    /// A read ended into an entry that only a restore knows.
+    /// Ends a read into an entry that only a restore knows.
     fn end_transient(&mut self, copy: RunningCopy, source: TierPin, result: Result<Vec<u64>>) {
         let failed = result.is_err();
         let intact = self.is_intact(copy, result);
@@ -89,7 +89,7 @@ impl CacheState {
         }
     }
 
-    /// Takes out an entry that could not be read, or whose bytes were others. Returns how many left the host.
+    /// Takes out an entry that could not be read, or that had other bytes. Returns how many entries left the host.
     fn unread(&mut self, id: EntryId, from: Places, failed: bool) -> u64 {
         if !failed {
             return self.take_out(&[id], from);
@@ -181,7 +181,7 @@ impl CacheState {
         }
     }
 
-    /// Orders entries so that what hangs from a page comes behind it.
+    /// A sort key that puts entries behind the page that they hang from.
     fn depth_of(&self, id: EntryId) -> (Option<usize>, bool, EntryId) {
         let entry = self.entries.get(id);
         let page = self.index.roles().attention == Some(entry.class);

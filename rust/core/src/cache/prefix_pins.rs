@@ -18,7 +18,7 @@ pub(super) struct PrefixPin {
     pub(super) tenant: TenantId,
 }
 
-/// What somebody pins in the host.
+/// The entries of the host that one owner pins.
 #[derive(Debug, Default)]
 pub(super) struct PinSet {
     /// In the order in which pins end: the deepest first.
@@ -28,7 +28,7 @@ pub(super) struct PinSet {
 }
 
 impl PinSet {
-    /// Entries without a prefix that one of them stands for.
+    /// Pins on entries, none of which stands for a prefix.
     pub(super) const fn entries(entries: Vec<EntryId>) -> Self {
         Self {
             entries,
@@ -40,9 +40,9 @@ impl PinSet {
 /// The prefix pins of the host.
 #[derive(Debug, Default)]
 pub(super) struct PrefixPins {
-    /// Pages with the number of those who pin them so, and their tenant.
+    /// The pinned pages. Each has the number of pins that stand for its prefix, and its tenant.
     pages: HashMap<EntryId, (u32, TenantId)>,
-    /// Slots of their prefixes, at most: what several of them stand on counts for each.
+    /// Slots of their prefixes, at most: a slot counts once for each prefix that it is in.
     bound: u64,
     /// The part of `bound` that counts against each tenant.
     of_tenants: HashMap<TenantId, u64>,

@@ -1,4 +1,5 @@
-//! What lookups have asked tiers below about, so that one that comes again asks on, and not anew.
+//! The questions of lookups to tiers below. They are remembered, so that a repeated lookup goes on instead of starting
+//! anew.
 
 use hashbrown::HashMap;
 
@@ -27,13 +28,13 @@ pub(super) struct Query {
     pub(super) from: usize,
     /// The block to ask about next.
     pub(super) next: usize,
-    /// Whether all were asked about, and the tier asks nobody for any.
+    /// Whether all blocks were asked about, and the tier asks nobody for any of them.
     pub(super) all: bool,
-    /// Whether it asks somebody for one of those before `next`.
+    /// Whether the tier asks somebody for one of the blocks before `next`.
     pub(super) asking: bool,
 }
 
-/// What one tier was asked, by prompt.
+/// The questions that one tier was asked, by prompt.
 #[derive(Debug, Default)]
 pub(super) struct Queries(HashMap<Prompt, Query>);
 
@@ -49,7 +50,7 @@ impl Queries {
         self.0.insert(prompt, query);
     }
 
-    /// The tier has answered, or nobody waits for it any more.
+    /// Forgets the questions about a prompt: the tier has answered, or nobody waits for it any more.
     pub(super) fn forget(&mut self, prompt: &Prompt) {
         self.0.remove(prompt);
     }

@@ -13,13 +13,13 @@ use crate::policy::Hints;
 use crate::prefix::{IndexBoundary, IndexCell, boundary_name};
 use crate::slot::HOST;
 
-/// Entries of a prefix with where they are.
+/// Entries of a prefix, each with its class and block.
 type PlacedEntries = Vec<(Wanted, EntryId)>;
 
 /// The entries that a write lease writes and pins.
 #[derive(Default)]
 pub(super) struct Reservation {
-    /// Those that it writes, in the order in which it shows them.
+    /// The entries to write, in the order in which the lease shows them.
     pub(super) written: PlacedEntries,
     /// The written entries as the lease shows them.
     pub(super) entries: Vec<LeaseEntry>,
@@ -63,17 +63,17 @@ impl PrefixPath {
     }
 }
 
-/// From where on a store looks at its prefix.
+/// The point from which a store looks at its prefix.
 struct Start {
-    /// The boundary there, if it is known.
+    /// The boundary at that point, if it is known.
     node: Option<NodeId>,
     first: usize,
-    /// Stands for all that comes before.
+    /// The pin that stands for all that comes before, if there is one.
     prefix: Option<PrefixPin>,
 }
 
 impl Start {
-    /// All of it.
+    /// The start of the prefix.
     const AT_ONCE: Self = Self {
         node: None,
         first: 0,
@@ -81,7 +81,7 @@ impl Start {
     };
 }
 
-/// Most often they are in order, and code that doesn't run need not be fetched.
+/// Sorts items, unless they are in order, as most often: then the code of the sort need not be fetched.
 fn sort<T, K: Ord>(items: &mut [T], key: impl Fn(&T) -> K) {
     if !items.is_sorted_by_key(&key) {
         items.sort_unstable_by_key(key);
@@ -151,7 +151,7 @@ impl CacheState {
         self.classes.begin_writing(written.len());
         let mut all = Vec::with_capacity(placed.len() + written.len());
         all.extend(placed.iter().chain(&written).rev());
-        // The mirror image of the order of writing, so that what hangs from a page goes before it.
+        // The order of writing reversed, so that an entry comes before the page that it hangs from.
         let roles = self.index.roles();
         sort(&mut all, |&(at, _)| Reverse(write_order(roles, at)));
         sort(&mut written, |&(at, _)| write_order(roles, at));
@@ -168,16 +168,16 @@ impl CacheState {
         })
     }
 
-    /// The first block that has one of these entries, or something else than its page that the end of block `last`
-    /// is resumed with.
+    /// The first block that has one of these entries, or an entry other than its page that a resumption after block
+    /// `last` needs.
     fn needed_from(&self, entries: &[(usize, usize)], last: usize) -> usize {
         let wanted = entries.iter().map(|&(_, block)| block).min();
         let seen = self.index.roles().seen_from(last);
         wanted.map_or(seen, |block| block.min(seen))
     }
 
-    /// Where to look at a prefix when `keys` are those before all that is wanted, or needed with it. Behind a page
-    /// that the host lacks nothing can be written, and only what comes before counts as used.
+    /// The point from which to look at a prefix. `keys` are those before all entries that are wanted, or needed with
+    /// these. Behind a page that the host lacks nothing can be written, and only what comes before counts as used.
     fn start(
         &self,
         namespace: NamespaceId,
@@ -206,8 +206,8 @@ impl CacheState {
         })
     }
 
-    /// The last page of a prefix that the host has, if a pin on it alone keeps all of that: then a store behind it
-    /// costs as much as it stores, however long the prompt is.
+    /// A pin on the last page of a prefix that the host has, if it alone keeps the whole prefix: then the cost of a
+    /// store behind it does not grow with the prompt.
     fn pin_for_prefix(
         &self,
         namespace: NamespaceId,
@@ -241,8 +241,8 @@ impl CacheState {
         Ok(())
     }
 
-    /// Separates what can be written to the host from what is there or on its way (returned with its id) and
-    /// from what could never be reached, and counts those two.
+    /// Separates entries that can be written to the host from those that are there or on their way (returned with their
+    /// ids) and from those that could never be reached. Counts the last two.
     fn sort_out(
         &self,
         path: &PrefixPath,
@@ -299,8 +299,7 @@ impl CacheState {
         cell.entry().filter(there)
     }
 
-    /// The entries of this path without which its end can't be resumed, as far as the host has them or will have
-    /// them.
+    /// The entries of this path that a resumption at its end needs, as far as the host has them or will have them.
     fn chain(&self, path: &PrefixPath) -> PlacedEntries {
         let roles = self.index.roles();
         let last = path.first + path.boundaries.len() - 1;
@@ -316,7 +315,7 @@ impl CacheState {
         chain
     }
 
-    /// Gives room to what it can, in order of use, and makes it known as in writing. Says why it ended early.
+    /// Gives room to entries in order of use, and makes them known as in writing. Returns why it ended early.
     fn place(
         &mut self,
         namespace: NamespaceId,

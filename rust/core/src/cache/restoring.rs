@@ -1,10 +1,10 @@
-//! What all restores of a cache share.
+//! The state that all restores of a cache share.
 
 use super::stats::RestoreStats;
 use super::tier_pins::TierPins;
 use super::transient::Transients;
 
-/// What restores pin and read, how they are counted, and what decides how much of a hit is read.
+/// The pins, reads and counts of restores, and what decides how much of a hit is read.
 #[derive(Debug, Default)]
 pub(super) struct Restoring {
     pub(super) pins: TierPins,

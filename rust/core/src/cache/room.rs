@@ -32,8 +32,8 @@ impl CacheState {
         slots <= room.free() || room.can_hold(slots.saturating_add(self.prefix_pins.bound(None)))
     }
 
-    /// Of so many evictable slots of the host, those that can leave: at least so many as are wanted, or all of them.
-    /// `tenant`: of one tenant alone.
+    /// How many of the host's `evictable` slots can leave: a lower bound if that covers the `wanted` ones. `tenant`: of
+    /// one tenant alone.
     pub(super) fn leavable(&self, evictable: u64, wanted: u64, tenant: Option<TenantId>) -> u64 {
         let bound = self.prefix_pins.bound(tenant);
         if wanted.saturating_add(bound) <= evictable {
@@ -42,12 +42,13 @@ impl CacheState {
         evictable - self.stood_on(tenant).min(evictable)
     }
 
-    /// Slots of the host that nobody pins, but can't leave as pinned pages stand on them; those of one tenant, or all.
+    /// Slots of the host that nobody pins, but that can't leave as pinned pages stand on them; those of one tenant, or
+    /// all.
     fn stood_on(&self, tenant: Option<TenantId>) -> u64 {
         self.stood_on_by(HOST, self.prefix_pins.pages(tenant))
     }
 
-    /// Slots of a tier that nobody pins, but can't leave as these pages stand on them.
+    /// Slots of a tier that nobody pins, but that can't leave as these pages stand on them.
     fn stood_on_by(&self, tier: usize, pages: impl Iterator<Item = EntryId>) -> u64 {
         let (mut met, mut slots) = (HashSet::new(), 0);
         for page in pages {
@@ -99,7 +100,7 @@ impl CacheState {
         self.make_room(HOST, slots).then_some(()).ok_or(Full::Host)
     }
 
-    /// Whether [`make_room_for`](Self::make_room_for) would find so many.
+    /// Whether [`make_room_for`](Self::make_room_for) would find so many slots.
     pub(super) fn can_make_room_for(&self, namespace: NamespaceId, slots: u64) -> Result<(), Full> {
         if !self.can_hold(HOST, slots) {
             return Err(Full::Host);

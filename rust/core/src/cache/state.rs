@@ -25,7 +25,7 @@ use crate::tier::{Below, Host, Tier};
 pub(super) struct CacheState {
     pub(super) classes: Classes,
     pub(super) index: PrefixIndex,
-    /// Observes the index.
+    /// The announcements for a follower, which follow the index.
     pub(super) announced: Announced,
     pub(super) entries: EntryTable,
     pub(super) tiers: Tiers,
@@ -283,7 +283,7 @@ impl CacheState {
         stats
     }
 
-    /// What is said of a cache that nobody gets at any more: none of its slots is ever free again.
+    /// The counts of a cache after a panic: none of its slots is ever free again.
     pub(super) fn when_closed(&self) -> (CacheStats, Vec<TierStats>) {
         let slots = self.tiers.host.slots() as u64;
         let stats = CacheStats {

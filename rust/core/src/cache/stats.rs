@@ -51,7 +51,7 @@ pub struct CacheStats {
     pub metadata_bytes: u64,
 }
 
-/// Counts of a tier below the host, since the start where they are not of the moment.
+/// Counts of a tier below the host: of this moment where they say so, otherwise since the start.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TierStats {
     /// Name of the tier.

@@ -21,16 +21,16 @@ struct Tenant {
 /// Why there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Full {
-    /// The host is full of what can't be evicted.
+    /// The host is full of entries that can't be evicted.
     Host,
-    /// The tenant's share is.
+    /// The tenant's share is full.
     Share,
 }
 
 /// Slots by tenant.
 #[derive(Debug)]
 pub(super) struct Tenants {
-    /// Slots that one of them may have; none if they are not counted.
+    /// The most slots that one tenant may have; `None` if slots are not counted.
     share: Option<u64>,
     numbers: HashMap<u64, TenantId>,
     tenants: Slab<Tenant>,
@@ -56,7 +56,7 @@ impl Tenants {
         self.numbers.len()
     }
 
-    /// Whose an entry is that has slots.
+    /// The tenant of an entry that has slots.
     pub(super) fn owner(&self, id: EntryId) -> TenantId {
         let owner = self.owners.get(id.0 as usize);
         owner.copied().unwrap_or(TenantId::NONE)
@@ -67,7 +67,7 @@ impl Tenants {
         (owner != TenantId::NONE).then(|| self.tenants.get_mut(owner.0))
     }
 
-    /// An entry of a tenant got slots, and is pinned.
+    /// Notes that an entry of a tenant got slots, and is pinned.
     pub(super) fn enter(&mut self, id: EntryId, name: u64, size: u32) -> TenantId {
         let owner = *self.numbers.entry(name).or_insert_with(|| {
             TenantId(self.tenants.insert(Tenant {
@@ -85,7 +85,7 @@ impl Tenants {
         owner
     }
 
-    /// An entry is no longer evictable.
+    /// Notes that an entry is no longer evictable.
     #[inline]
     pub(super) fn pin(&mut self, id: EntryId, size: u32) {
         if let Some(tenant) = self.of(id) {
@@ -93,7 +93,7 @@ impl Tenants {
         }
     }
 
-    /// An entry is evictable.
+    /// Notes that an entry is evictable.
     #[inline]
     pub(super) fn unpin(&mut self, id: EntryId, size: u32) {
         if let Some(tenant) = self.of(id) {
@@ -101,7 +101,7 @@ impl Tenants {
         }
     }
 
-    /// The slots of an entry are free again.
+    /// Notes that the slots of an entry are free again.
     #[inline]
     pub(super) fn give(&mut self, id: EntryId, size: u32) {
         let owner = self.owner(id);
@@ -133,7 +133,7 @@ impl Tenants {
         (excess <= tenant.evictable).then_some((excess, number))
     }
 
-    /// Slots that one of them may have; none if they are not counted.
+    /// The most slots that one tenant may have; `None` if slots are not counted.
     pub(super) const fn share(&self) -> Option<u64> {
         self.share
     }
@@ -165,8 +165,8 @@ impl Tenants {
             + self.owners.capacity() * size_of::<TenantId>()
     }
 
-    /// Shares are what the entries say, and no tenant has more than its own. `name_of`: the tenant of an entry that is
-    /// known.
+    /// Checks that the shares agree with the entries, and that no tenant has more than its own. `name_of`: the tenant
+    /// of a known entry.
     pub(super) fn audit<'a>(
         &self,
         entries: impl Iterator<Item = (EntryId, &'a EntryRecord)>,

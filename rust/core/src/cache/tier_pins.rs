@@ -9,7 +9,7 @@ use crate::ids::EntryId;
 pub(super) struct TierPin {
     pub(super) id: EntryId,
     pub(super) tier: usize,
-    /// Tells it from a pin of a later entry of the same id.
+    /// Tells this pin from one of a later entry with the same id.
     serial: u64,
 }
 
@@ -19,7 +19,7 @@ struct PinRecord {
     restores: u32,
 }
 
-/// What restores pin in tiers below.
+/// The pins of restores on entries of tiers below.
 #[derive(Debug, Default)]
 pub(super) struct TierPins {
     records: HashMap<(EntryId, usize), PinRecord>,
@@ -67,7 +67,7 @@ impl TierPins {
         self.find(pin.id, pin.tier).as_ref() == Some(pin)
     }
 
-    /// The entry left the tier. Says whether it was pinned there.
+    /// Notes that the entry left the tier. Says whether it was pinned there.
     pub(super) fn forget(&mut self, id: EntryId, tier: usize) -> bool {
         self.records.remove(&(id, tier)).is_some()
     }

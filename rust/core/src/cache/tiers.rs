@@ -17,12 +17,12 @@ pub(super) struct LowerTier {
     pub(super) tier: Box<dyn Below>,
     /// Slots of the host that writes to it read.
     pub(super) queued: u64,
-    /// Boundaries and classes of reads that failed, and the blocks: the tier may have these entries still, and is asked
+    /// The blocks of reads that failed, by boundary and class. The tier may have these entries still, and is asked
     /// again.
     pub(super) unread: HashMap<(NodeId, usize), usize>,
     /// The last page of a prefix that is needed there while room is made.
     pub(super) prefix_pin: Option<PrefixPin>,
-    /// What lookups have asked it.
+    /// The questions of lookups to this tier.
     pub(super) queries: Queries,
     pub(super) stats: TierStats,
 }
@@ -96,7 +96,7 @@ impl Tiers {
         Ok(())
     }
 
-    /// Tiers below the host of which something is true.
+    /// Tiers below the host for which `is` is true.
     pub(super) fn those(&self, is: fn(&dyn Below) -> bool) -> Places {
         let tiers = self
             .below_host()
@@ -154,7 +154,7 @@ impl Tiers {
         self.below.iter().map(LowerTier::stats).collect()
     }
 
-    /// What is said of the tiers below when nobody gets at them any more.
+    /// The counts of the tiers below after a panic: zeros, by the names of the tiers.
     pub(super) fn when_closed(&self) -> Vec<TierStats> {
         let named = |lower: &LowerTier| TierStats {
             name: lower.tier.name().to_owned(),

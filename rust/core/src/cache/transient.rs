@@ -12,7 +12,7 @@ use crate::ids::EntryId;
 pub(super) struct Transients(HashMap<EntryId, bool>);
 
 impl Transients {
-    /// The read of an entry begins.
+    /// Notes that the read of an entry begins.
     pub(super) fn begin(&mut self, id: EntryId) {
         self.0.insert(id, false);
     }
@@ -22,7 +22,7 @@ impl Transients {
         self.0.get(&id).copied()
     }
 
-    /// The read of an entry has ended.
+    /// Notes that the read of an entry has ended.
     pub(super) fn end(&mut self, id: EntryId, intact: bool) {
         if !intact {
             self.0.remove(&id);
@@ -31,7 +31,7 @@ impl Transients {
         }
     }
 
-    /// Nobody waits for an entry any more.
+    /// Forgets an entry that nobody waits for any more.
     pub(super) fn forget(&mut self, id: EntryId) {
         self.0.remove(&id);
     }

@@ -1,7 +1,7 @@
 //! Which boundaries requests have visited, and which of them are proven.
 //!
-//! A boundary is proven when a later request than the one that stored it has passed it. What nothing follows is never
-//! used again, and most prompts are of that kind: a tier whose writes cost may wait for the proof.
+//! A boundary is proven when a later request than the one that stored it has passed it. Most prompts are never
+//! continued, and their entries are never used again: a tier whose writes cost may wait for the proof.
 
 use crate::policy::Seen;
 use crate::slot::Places;
@@ -21,7 +21,7 @@ struct Proven {
 #[derive(Debug)]
 pub(super) struct Visits {
     seen: Seen,
-    /// If a tier waits for proof.
+    /// Proven boundaries; `None` if no tier waits for proof.
     proven: Option<Proven>,
 }
 

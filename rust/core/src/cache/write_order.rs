@@ -39,7 +39,7 @@ pub(super) fn units<'a>(
         });
         needed_by.map_or((true, entry.block), |&target| (false, target))
     };
-    // Without a checkpoint they are in that order.
+    // Without a checkpoint the entries are in that order already.
     if any_target {
         wanted.sort_by_cached_key(|entry| (unit_of(entry), write_order(roles, *entry)));
     }

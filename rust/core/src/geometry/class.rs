@@ -23,7 +23,7 @@ pub struct PageClass {
     pub entry_bytes: usize,
 }
 
-/// Attention first, then windows from the narrowest, then recurrent.
+/// Sorts groups into classes: attention first, then windows from the narrowest, then recurrent.
 pub(super) fn classify(
     groups: &[Group],
     block_tokens: usize,

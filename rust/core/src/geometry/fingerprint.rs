@@ -24,7 +24,7 @@ impl Fingerprint {
         Self(bytes)
     }
 
-    /// The digest.
+    /// The bytes of the digest.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8; Self::BYTES] {
         &self.0

@@ -15,7 +15,7 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// Most segments a layer may have.
+    /// The most segments that a layer may have.
     pub const MAX_SEGMENTS: usize = 64;
 
     /// A layer of at least one segment.
@@ -44,13 +44,13 @@ impl Layer {
         })
     }
 
-    /// Unique in the geometry.
+    /// The name of the layer, unique in the geometry.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// In payload order.
+    /// The segments, in payload order.
     #[must_use]
     pub fn segments(&self) -> &[Segment] {
         &self.segments
@@ -74,9 +74,9 @@ pub struct Group {
 }
 
 impl Group {
-    /// Most layers a group may have.
+    /// The most layers that a group may have.
     pub const MAX_LAYERS: usize = 4096;
-    /// Most of an engine's blocks that one page or checkpoint may take.
+    /// The most engine blocks that one page or checkpoint may take.
     pub const MAX_BLOCKS_PER_ENTRY: usize = 1024;
 
     /// A group of at least one layer, of which an entry takes one of the engine's blocks.
@@ -116,8 +116,8 @@ impl Group {
         })
     }
 
-    /// The same group where one page or checkpoint takes several of the engine's blocks: the engine's
-    /// blocks hold fewer tokens than the geometry's, or a state lies in several of them.
+    /// Returns the group with several of the engine's blocks for one page or checkpoint: the engine's blocks hold fewer
+    /// tokens than the geometry's, or a state lies in several of them.
     ///
     /// # Errors
     /// [`Error::Geometry`] on none, more than [`MAX_BLOCKS_PER_ENTRY`](Self::MAX_BLOCKS_PER_ENTRY), or a
@@ -142,7 +142,7 @@ impl Group {
         })
     }
 
-    /// The kind of its entries.
+    /// The kind of the group's entries.
     #[must_use]
     pub fn kind(&self) -> ClassKind {
         self.kind
@@ -154,7 +154,7 @@ impl Group {
         self.window_tokens
     }
 
-    /// In payload order.
+    /// The layers, in payload order.
     #[must_use]
     pub fn layers(&self) -> &[Layer] {
         &self.layers
@@ -183,7 +183,7 @@ pub fn kind_name(kind: ClassKind) -> &'static str {
     }
 }
 
-/// The kind of that name.
+/// The kind with this name.
 ///
 /// # Errors
 /// [`Error::Geometry`] listing the known names.
@@ -198,7 +198,7 @@ pub fn parse_kind(name: &str) -> Result<ClassKind> {
     }
 }
 
-/// A sum that stays within what one allocation can hold.
+/// The sum, if one allocation can hold so many bytes.
 pub(super) fn sum(parts: impl Iterator<Item = usize>) -> Option<usize> {
     let mut total = 0_usize;
     for part in parts {

@@ -25,7 +25,7 @@ struct GeometryDocument {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct GroupDocument {
-    /// Not written where it is 1: geometries without it keep their fingerprints.
+    /// Left out where it is 1, so that geometries without it keep their fingerprints.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     blocks_per_entry: usize,
     kind: String,
@@ -97,7 +97,7 @@ pub(super) fn read(text: &str) -> Result<Parts> {
             error,
         ))
     };
-    // Another version may have other fields: it is asked for first, and alone.
+    // Another version may have other fields, so read the version first, and alone.
     let Version { format_version } = serde_json::from_str(text).map_err(malformed)?;
     if format_version != FORMAT_VERSION {
         return Err(Error::Foreign(format!(

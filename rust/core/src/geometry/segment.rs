@@ -39,7 +39,7 @@ impl Dtype {
         Self::Int64,
     ];
 
-    /// The name it has in canonical JSON (and in torch).
+    /// The name of the type in canonical JSON (and in torch).
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -58,7 +58,7 @@ impl Dtype {
         }
     }
 
-    /// The type of that name.
+    /// The type with this name.
     ///
     /// # Errors
     /// [`Error::Geometry`] listing the known names.
@@ -97,10 +97,10 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Most dimensions a segment may have.
+    /// The most dimensions that a segment may have.
     pub const MAX_DIMENSIONS: usize = 16;
 
-    /// A segment of that many elements; an empty shape is one element.
+    /// A segment of the given shape; an empty shape has one element.
     ///
     /// # Errors
     /// [`Error::Geometry`] on an empty name, a zero dimension or a size beyond memory.
@@ -136,7 +136,7 @@ impl Segment {
         })
     }
 
-    /// Unique in its layer.
+    /// The name of the segment, unique in its layer.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

@@ -10,7 +10,7 @@ use super::fingerprint::Fingerprint;
 use super::group::{Group, Layer};
 use super::json;
 
-/// Groups, their layers and what else an engine's bytes depend on. Equal when fingerprints are.
+/// Groups, their layers and all else that an engine's bytes depend on. Geometries are equal if their fingerprints are.
 #[derive(Debug, Clone)]
 pub struct Geometry {
     block_tokens: usize,
@@ -23,13 +23,13 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Most groups a geometry may have.
+    /// The most groups that a geometry may have.
     pub const MAX_GROUPS: usize = 64;
-    /// Most tensor-parallel ranks.
+    /// The most tensor-parallel ranks.
     pub const MAX_RANKS: usize = 1024;
     /// Smallest part of a slot, in a rank's plane, that [`Geometry::suggest_slot_bytes`] proposes.
     pub const MIN_SUGGESTED_SLOT: usize = 512;
-    /// Largest part of a slot that it proposes.
+    /// Largest part of a slot, in a rank's plane, that [`Geometry::suggest_slot_bytes`] proposes.
     pub const MAX_SUGGESTED_SLOT: usize = 2 << 20;
 
     /// A geometry whose layers' names are unique. `identity` names whatever else the bytes
@@ -89,13 +89,13 @@ impl Geometry {
         &self.groups
     }
 
-    /// Attention first, then windows from the narrowest, then recurrent: those that exist.
+    /// The classes that exist: attention first, then windows from the narrowest, then recurrent.
     #[must_use]
     pub fn classes(&self) -> &[PageClass] {
         &self.classes
     }
 
-    /// The class at that index.
+    /// The class with this index.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if there is none.
@@ -114,19 +114,19 @@ impl Geometry {
         &self.identity
     }
 
-    /// Digest of everything above and the format version.
+    /// Digest of the geometry and the format version.
     #[must_use]
     pub fn fingerprint(&self) -> &Fingerprint {
         &self.fingerprint
     }
 
-    /// Canonical JSON: the same text for equal geometries.
+    /// The geometry as canonical JSON: the same text for equal geometries.
     #[must_use]
     pub fn to_json(&self) -> &str {
         &self.canonical
     }
 
-    /// Reads what [`Geometry::to_json`] wrote.
+    /// Reads a geometry from the text of [`Geometry::to_json`].
     ///
     /// # Errors
     /// [`Error::Geometry`] on anything malformed, [`Error::Foreign`] on another format version.
@@ -135,7 +135,7 @@ impl Geometry {
         Self::new(block_tokens, groups, ranks, identity)
     }
 
-    /// Of a slot of `slot_bytes`, the bytes in each rank's plane.
+    /// The bytes that a slot of `slot_bytes` bytes has in each rank's plane.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] on empty slots, or slots that the ranks can't share equally.
@@ -159,8 +159,8 @@ impl Geometry {
         Ok(class.rank_bytes.div_ceil(self.rank_slot_bytes(slot_bytes)?))
     }
 
-    /// In each rank's plane, the largest power of two whose rounding wastes at most 1/64 of one entry of each
-    /// class; for all ranks.
+    /// Suggests the bytes of a slot, all ranks together. The part in each rank's plane is the largest power of two with
+    /// which rounding wastes at most 1/64 of one entry of each class.
     #[must_use]
     pub fn suggest_slot_bytes(&self) -> usize {
         let shards = || self.classes.iter().map(|class| class.rank_bytes);

@@ -2,7 +2,7 @@
 
 use std::ops::{Index, IndexMut};
 
-/// Elements a chunk.
+/// Elements in a chunk.
 const CHUNK: usize = 1024;
 
 /// Values by small number, in chunks of memory that are allocated where a number is first used.
@@ -54,7 +54,7 @@ impl<T: Copy> ChunkTable<T> {
     }
 }
 
-/// Why a chunk must be there.
+/// The message of a panic if a chunk is missing.
 const PLACE: &str = "the number was reached before";
 
 impl<T> Index<u32> for ChunkTable<T> {

@@ -34,7 +34,7 @@ impl Placement {
     }
 }
 
-/// The policy that evicts what was used longest ago.
+/// The policy that evicts the entry that was used longest ago.
 #[derive(Debug)]
 pub struct Lru {
     recency: RecencyOrder,

@@ -80,8 +80,8 @@ pub struct NewEntry {
     pub id: EntryId,
     /// The kind of the entry: who needs it.
     pub kind: EntryKind,
-    /// The page that the entry is of no use without: that of the block before for a page, that of the entry's own
-    /// block for the others.
+    /// The page without which the entry is of no use: for a page that of the block before, for the others that of their
+    /// own block.
     pub parent: Option<EntryId>,
     /// Boundary at the entry's end, in blocks.
     pub depth: u32,
@@ -150,7 +150,7 @@ pub trait Policy: Send {
         false
     }
 
-    /// Whether something needs an entry and so leaves before it.
+    /// Whether something needs the entry, and so leaves before it.
     fn is_stood_on(&self, id: EntryId) -> bool {
         let _ = id;
         false
@@ -166,8 +166,8 @@ pub trait Policy: Send {
     fn victim_of(&mut self, tenant: TenantId) -> Option<EntryId>;
 
     /// The state that the policy has learned, as bytes that another policy of the same name can
-    /// [`recall`](Policy::recall): empty if it learns nothing, [`MOST_LEARNT`] at most. Entries and clocks are not
-    /// among it.
+    /// [`recall`](Policy::recall): empty if it learns nothing, [`MOST_LEARNT`] bytes at most. Entries and clocks are
+    /// not part of it.
     fn learnt(&self) -> Vec<u8> {
         Vec::new()
     }

@@ -28,8 +28,8 @@ pub fn add(policies: &[(&'static str, Make)]) {
     }
 }
 
-/// A policy that keeps what requests ask to retain until their time is over, and else does as the given one does.
-/// [`by_name`] gives out none but such.
+/// A policy that keeps what requests ask to retain until their time is over, and otherwise does as the given one.
+/// [`by_name`] returns only such policies.
 pub fn retaining(policy: impl Policy + 'static) -> Box<dyn Policy> {
     Box::new(Retaining::new(policy))
 }

@@ -135,7 +135,7 @@ impl RecencyOrder {
         self.unlist(id.0);
         let gone = std::mem::replace(&mut self.nodes[id.0], ABSENT);
         let parent = EntryId(gone.parent);
-        // Where all leaves, a page may go first.
+        // When everything leaves, a page may leave before what stands on it.
         if gone.parent == NONE || !self.is_stood_on(parent) {
             return;
         }

@@ -15,7 +15,7 @@ use crate::ids::{EntryId, TenantId};
 /// The most entries whose time is over that one request frees: after an idle hour there may be very many.
 const EXPIRIES: usize = 4096;
 
-/// What is known of a retained entry.
+/// The facts about a retained entry.
 #[derive(Debug, Clone, Copy)]
 struct Retained {
     until: u64,
@@ -70,8 +70,8 @@ impl<P: Policy> Retaining<P> {
         }
     }
 
-    /// Gives the policy what nobody holds and whose time is over, in the order of releases. What it leaves
-    /// for the next request is retained until then.
+    /// Releases to the policy the entries that nobody holds and whose time is over, in the order of releases. Entries
+    /// that are left for the next request stay retained until then.
     fn expire(&mut self) {
         for _ in 0..EXPIRIES {
             let Some(&(until, _, id)) = self.ends.first() else {
@@ -165,7 +165,7 @@ impl<P: Policy> Policy for Retaining<P> {
     }
 
     fn protects(&self, page: EntryId) -> bool {
-        // What is retained leaves in an order of its own, and not while anything stands on it.
+        // Retained entries leave in an order of their own, and not while anything stands on them.
         self.policy.protects(page)
     }
 

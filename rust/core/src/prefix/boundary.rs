@@ -3,14 +3,14 @@
 use crate::error::{Error, Result};
 use crate::ids::PrefixKey;
 
-/// The name of a boundary in policies. `seed` is the namespace's: what is remembered of a boundary is
-/// still right when its identity was freed and comes back under another number.
+/// The name of a boundary in policies. `seed` is the namespace's seed, so memories of a boundary stay right when its
+/// identity is freed and comes back under another number.
 pub(crate) fn boundary_name(seed: u64, key: &PrefixKey) -> u64 {
     key.short() ^ seed
 }
 
-/// Positions, among `hashes` hashes of which `stride` cover one block, of those at a block's end:
-/// the one of block `i` is `(i + 1) * stride - 1`.
+/// Positions of the hashes at the ends of blocks, among `hashes` hashes of which `stride` cover one block: that of
+/// block `i` is `(i + 1) * stride - 1`.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] if `stride` is 0.

@@ -1,4 +1,4 @@
-//! Cells: what the index keeps of one entry, which is its id and where its bytes are whole.
+//! Cells: the index's data about one entry, which is its id and where its bytes are whole.
 
 use crate::ids::EntryId;
 use crate::slot::Places;
@@ -18,7 +18,7 @@ impl IndexCell {
     const BELOW: u32 = 2 << 29;
     const SHARED: u32 = 3 << 29;
     const WRITING: u32 = 4 << 29;
-    /// From here on there is no entry.
+    /// Values from here on mean that there is no entry.
     const NONE: u32 = 5 << 29;
     const ID: u32 = (1 << 29) - 1;
 
@@ -63,6 +63,7 @@ pub(crate) enum Fate {
     Elsewhere,
     /// The entry stays, in fewer places.
     Stays(IndexCell),
-    /// The index forgets it. `known`: as long as the boundary stays, it is known that a whole entry was here.
+    /// The index forgets the entry. `known`: whether it stays known, as long as the boundary does, that a whole entry
+    /// was here.
     Gone { known: bool },
 }

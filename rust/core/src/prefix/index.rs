@@ -38,7 +38,7 @@ fn not_chained(block: usize) -> Error {
     ))
 }
 
-/// Is told of every change in which entries are where, with the index as it is at that moment.
+/// Hears of every change of where entries are, with the index as it is at that moment.
 pub(crate) trait Observer {
     /// The index has a new boundary; nothing is there yet.
     fn added(&mut self, index: &PrefixIndex, node: NodeId);
@@ -60,7 +60,7 @@ pub(crate) trait Observer {
     fn cleared(&mut self, index: &PrefixIndex);
 }
 
-/// A link to another node, or none.
+/// Stands for no node in a link.
 const NIL: u32 = u32::MAX;
 
 #[derive(Debug)]
@@ -79,11 +79,11 @@ struct PrefixNode {
 #[derive(Debug)]
 pub(crate) struct PrefixIndex {
     roles: Roles,
-    /// Told of every boundary that comes and goes.
+    /// The namespaces. They hear of every boundary that comes and goes.
     pub(crate) namespaces: Namespaces,
     nodes: Slab<PrefixNode>,
-    /// The cell of node `n` and class `c` is at `n * classes + c`. Beside the nodes, so that any number of
-    /// classes costs no more than it needs.
+    /// The cell of node `n` and class `c` is at `n * classes + c`. Cells are kept apart from nodes, so that any number
+    /// of classes costs no more than it needs.
     cells: Vec<IndexCell>,
     table: HashTable<u32>,
     hasher: DefaultHashBuilder,
@@ -380,7 +380,7 @@ impl PrefixIndex {
         self.nodes.has(node.0)
     }
 
-    /// Whether its namespace was retired.
+    /// Whether the namespace of a boundary was retired.
     pub(crate) fn is_retired(&self, node: NodeId) -> bool {
         self.namespaces.is_retired(self.nodes.get(node.0).namespace)
     }
@@ -409,8 +409,8 @@ impl PrefixIndex {
         (node.block as usize, boundary_name(seed, &node.key))
     }
 
-    /// Asks an entry to leave, and with a page whatever hangs from it: pages before
-    /// what hangs from them, as far down as `leave` finds something to take. Forgets boundaries that have nothing left.
+    /// Asks an entry to leave, and for a page also all that hangs from it: each page before the entries that hang from
+    /// it, as far down as `leave` finds something to take. Forgets boundaries that have nothing left.
     pub(crate) fn take_out(
         &mut self,
         top: NodeId,
@@ -428,7 +428,7 @@ impl PrefixIndex {
                 self.remove(top.0, false, observer);
             }
         }
-        // What hangs from a boundary is in its namespace.
+        // Boundaries below another one are in the same namespace.
         let removed = before - self.nodes.len();
         self.namespaces.remove_nodes(namespace, removed);
     }
@@ -462,7 +462,7 @@ impl PrefixIndex {
         }
     }
 
-    /// Whether there is no entry, or one that is elsewhere.
+    /// Asks one entry to leave. Returns whether there was none, or it is elsewhere.
     fn ask(
         &mut self,
         node: NodeId,
@@ -483,7 +483,7 @@ impl PrefixIndex {
         false
     }
 
-    /// Whether nothing is left that a boundary is known for: its page, where there are pages.
+    /// Whether a boundary has no reason left to be known: its page, where there are pages, or else any entry.
     fn is_bare(&self, node: NodeId) -> bool {
         let cells = &self.cells[node.0 as usize * self.roles.count..][..self.roles.count];
         match self.roles.attention {

@@ -8,7 +8,7 @@ use crate::ids::{NamespaceId, NodeId, PrefixKey};
 /// Why a prompt can't be resumed from as deep as its pages go. Of several reasons the last in this list counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Missing {
-    /// No checkpoint was ever stored; what was there before a page went and came back is forgotten.
+    /// No checkpoint was ever stored. If a page went and came back, earlier checkpoints there are forgotten.
     NeverMade,
     /// Pages of a window are missing; the checkpoint is there, or none is needed.
     Window,
@@ -30,7 +30,7 @@ impl Missing {
         }
     }
 
-    /// Why a boundary can't be resumed from that has its page and this of the recurrent class.
+    /// The reason why a boundary that has its page can't be resumed from, by the cell of its checkpoint.
     fn at(state: IndexCell) -> Self {
         match state {
             IndexCell::EMPTY => Self::NeverMade,
@@ -55,7 +55,7 @@ pub struct Hit {
     pub host: usize,
     /// Why `blocks` is less than `pages`: the reason over all boundaries in between. `None` if they are equal.
     pub missing: Option<Missing>,
-    /// Whether a tier below asks somebody for what it knows nothing of: the same lookup may find more soon.
+    /// Whether a tier below is asking somebody for entries: the same lookup may find more soon.
     pub asking: bool,
 }
 

@@ -101,7 +101,7 @@ impl Namespaces {
         self.known(id).seed
     }
 
-    /// A hash of the name of the tenant whose an identity is that is known.
+    /// A hash of the name of the tenant that a known identity belongs to.
     pub(crate) fn known_tenant(&self, id: NamespaceId) -> u64 {
         self.known(id).tenant
     }
@@ -262,7 +262,7 @@ mod tests {
             let refused = namespaces.intern(b"one more", b"");
             assert!(matches!(refused, Err(Error::InvalidArgument(_))));
         }
-        // Not even what was freed is given again.
+        // Not even a freed number is given again.
         for _ in 0..2 {
             assert_eq!(namespaces.release(last), Ok(()));
         }

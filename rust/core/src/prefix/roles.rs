@@ -1,13 +1,13 @@
-//! Which class of entries is needed for what.
+//! The roles of classes: which entries a resumption needs from each.
 
-/// Classes by what a resumption needs of them, as indices into the cache's classes.
+/// The classes of a cache by role, as indices into its list of classes.
 #[derive(Debug, Clone)]
 pub(crate) struct Roles {
-    /// Pages of every block from the first.
+    /// The class with pages of every block from the first.
     pub(crate) attention: Option<usize>,
-    /// Pages of the last so many blocks.
+    /// The window classes, each with the number of last blocks whose pages it needs.
     pub(crate) windows: Vec<(usize, usize)>,
-    /// The checkpoint at the boundary.
+    /// The class with the checkpoint at the boundary.
     pub(crate) recurrent: Option<usize>,
     /// Number of classes.
     pub(crate) count: usize,
@@ -21,7 +21,7 @@ impl Roles {
         attention.into_iter().chain(others)
     }
 
-    /// The first block that a resumption after block `last` needs something else of than its page.
+    /// The first block of which a resumption after block `last` needs more than its page.
     pub(crate) fn seen_from(&self, last: usize) -> usize {
         let widest = self.windows.iter().map(|&(_, blocks)| blocks).max();
         (last + 1).saturating_sub(widest.unwrap_or(0))

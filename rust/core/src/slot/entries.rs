@@ -9,24 +9,24 @@ use crate::slab::Slab;
 #[derive(Debug)]
 pub(crate) struct EntryRecord {
     pub(crate) class: usize,
-    /// Where the index knows it; `None` once it was dropped from there and only leases keep it.
+    /// The boundary under which the index knows it; `None` once it was dropped from there and only leases keep it.
     pub(crate) home: Option<NodeId>,
-    /// Leases and copies that need its slots: while there is one, they are not reused.
+    /// Number of leases and copies that need its slots: while there is one, they are not reused.
     pub(crate) pins: u32,
-    /// Slots of the host that it owns. They outlast its membership of the host while it is pinned.
+    /// Slots of the host that the entry owns. They outlast its membership of the host while it is pinned.
     pub(crate) slots: Option<SlotSet>,
-    /// Tiers that it is a member of: room is taken there, its bytes are whole or on their way.
+    /// Tiers that the entry is a member of: they have room for it, and its bytes are whole there or on their way.
     pub(crate) members: Places,
-    /// Tiers where its bytes are whole: some of `members`. They are the same bytes everywhere.
+    /// Tiers where the entry's bytes are whole: some of `members`. They are the same bytes everywhere.
     pub(crate) places: Places,
-    /// Tiers below that copy it now, from or to the host.
+    /// Tiers below that copy the entry now, from or to the host.
     pub(crate) copying: Places,
-    /// Whether a whole entry was in its place before it, and went.
+    /// Whether an earlier whole entry was in the same place, and left.
     pub(crate) again: bool,
 }
 
 impl EntryRecord {
-    /// Number of slots that it owns.
+    /// Number of slots that the entry owns.
     #[inline]
     pub(crate) fn slots_len(&self) -> u32 {
         self.slots.as_ref().map_or(0, SlotSet::len)
@@ -98,13 +98,13 @@ impl EntryTable {
         self.entries.get_mut(id.0)
     }
 
-    /// Checksums of its shards, one per rank, if they are known.
+    /// Checksums of an entry's shards, one per rank, if they are known.
     pub(crate) fn checksums(&self, id: EntryId) -> Option<&[u64]> {
         self.hashed[id.0 as usize]
             .then(|| &self.checksums[id.0 as usize * self.ranks..][..self.ranks])
     }
 
-    /// Sets the checksums of its shards: one value per rank, or that none are known.
+    /// Sets the checksums of an entry's shards: one value per rank, or that none are known.
     pub(crate) fn set_checksums(&mut self, id: EntryId, shards: Option<&[u64]>) {
         self.hashed[id.0 as usize] = shards.is_some();
         if let Some(shards) = shards {
@@ -112,18 +112,18 @@ impl EntryTable {
         }
     }
 
-    /// Tiers below that were offered it, or a page that it stands on, and passed that over.
+    /// Tiers below that were offered an entry, or a page that it stands on, and passed it over.
     pub(crate) fn passed_over(&self, id: EntryId) -> Places {
         self.passed_over[id.0 as usize]
     }
 
-    /// A tier passed it over.
+    /// Notes that a tier passed an entry over.
     pub(crate) fn pass_over(&mut self, id: EntryId, tier: usize) {
         let tiers = &mut self.passed_over[id.0 as usize];
         *tiers = tiers.with(Places::of(tier));
     }
 
-    /// Every tier may judge it again.
+    /// Lets every tier judge an entry again.
     pub(crate) fn reconsider(&mut self, id: EntryId) {
         self.passed_over[id.0 as usize] = Places::NONE;
     }

@@ -39,7 +39,7 @@ impl Places {
         self.0 == 0
     }
 
-    /// Tiers that both have.
+    /// Tiers that are in both sets.
     #[inline]
     pub(crate) const fn and(self, other: Self) -> Self {
         Self(self.0 & other.0)
@@ -55,7 +55,7 @@ impl Places {
         Self(self.0 & !other.0)
     }
 
-    /// Their numbers, the host first.
+    /// The numbers of the tiers, the host first.
     #[inline]
     pub(crate) fn tiers(self) -> impl Iterator<Item = usize> {
         let rest = |set: u8| (set != 0).then_some(set);

@@ -35,8 +35,8 @@ pub(crate) struct SlotPool {
 }
 
 impl SlotPool {
-    /// Most slots of a pool. An entry takes one at least, in the pool or in a tier below, and the index
-    /// keeps the top three bits of an entry's 32 for itself.
+    /// The most slots of a pool. An entry takes at least one, in the pool or in a tier below, and the index keeps the
+    /// top three bits of an entry's 32 for itself.
     pub(crate) const MAX_SLOTS: usize = 1 << 29;
 
     /// A pool with all its slots free.
@@ -64,7 +64,7 @@ impl SlotPool {
         self.next.len()
     }
 
-    /// Has so many slots from now on, at least those that were [`used`](Self::used).
+    /// Changes the number of slots, to no fewer than were [`used`](Self::used).
     pub(crate) fn resize(&mut self, slots: u32) {
         self.free = slots - (self.total - self.free);
         self.total = slots;

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::ids::{EntryKey, SlotId};
 use crate::policy::NewEntry;
 
-/// Names a copy until its end was reported; never given twice.
+/// The name of a copy until its end was reported; never given twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CopyId(pub u64);
 
@@ -16,8 +16,8 @@ pub struct CopyId(pub u64);
 pub struct CopyEnd {
     /// The copy that ended: nothing touches its slots any more.
     pub copy: CopyId,
-    /// Of a read: checksums of the bytes that are in the slots now, one per rank. The bytes are published
-    /// only if these are the checksums that the cache knows. Of a write: anything. Or why the copy failed.
+    /// For a read: the checksums of the bytes that are in the slots now, one per rank. The bytes are published only if
+    /// the cache knows the same checksums. For a write: any value. An error says why the copy failed.
     pub result: Result<Vec<u64>>,
 }
 
@@ -28,8 +28,9 @@ pub enum Found {
     Here(Vec<u64>),
     /// The entry is not there, as far as the tier knows.
     Absent,
-    /// The tier asks somebody: a later lookup will know. If it is a page, or there are none, it is asked about the
-    /// rest of the prompt, too, so that it can put all questions in one. What it has of that counts later.
+    /// The tier asks somebody: a later lookup will know. If the entry is a page, or if there are no pages, the cache
+    /// then asks about the rest of the prompt, so that the tier can put all questions in one. Those answers count
+    /// later.
     Asking,
 }
 
@@ -46,21 +47,21 @@ pub enum Found {
 /// A request waits for a read as long as the read takes, so a tier whose reads may hang needs a time limit
 /// of its own. Nothing waits for writes.
 pub trait Below: Tier {
-    /// Slots of the host that writes to this tier may read at a time. What is offered beyond that is
-    /// declined. The prefixes that the entries extend are kept from eviction, too, and don't count.
+    /// How many slots of the host the writes to this tier may read at a time. Entries offered beyond that are declined.
+    /// The prefixes that the entries extend are kept from eviction, too, and don't count.
     fn queue_slots(&self) -> u64;
 
-    /// Whether it may decline an entry until that is [proven](NewEntry::proven): then it is offered again.
+    /// Whether the tier may decline an entry until that is [proven](NewEntry::proven): then the entry is offered again.
     fn waits_for_proof(&self) -> bool {
         false
     }
 
-    /// Whether others may put entries there at any time, also at boundaries whose page is known.
+    /// Whether others may put entries into the tier at any time, also at boundaries whose page is known.
     fn is_shared(&self) -> bool {
         false
     }
 
-    /// Whether it wants to be asked for each entry that it is to ask others for: not if one question is enough.
+    /// Whether the tier wants to be asked for each entry that it has to ask others for: not if one question is enough.
     fn asks_for_each(&self) -> bool {
         true
     }
@@ -80,9 +81,10 @@ pub trait Below: Tier {
     /// Adds the copies that ended since the last call.
     fn poll(&mut self, ended: &mut Vec<CopyEnd>);
 
-    /// Looks for an entry that this cache has not put there, or not since it was made: one from before a
-    /// restart, or another machine's. The other entries of a boundary are asked for once, right after its page was
-    /// found: a tier that nobody else writes to must know of them by then. A tier that asks ends that within a time limit of its own.
+    /// Looks for an entry that this cache has not put there since it was made: one from before a restart, or another
+    /// machine's. The other entries of a boundary are asked for once, right after its page was found: a tier that
+    /// nobody else writes to must know of them by then. A tier that asks others ends that within a time limit of its
+    /// own.
     fn find(&mut self, key: &EntryKey) -> Found;
 
     /// How long it would take to read so many entries of so many bytes together. `None` where computing is never
@@ -98,7 +100,7 @@ pub trait Below: Tier {
         None
     }
 
-    /// The entry leaves the room for others. A tier that others share keeps the bytes.
+    /// The entry leaves to make room for others. A tier that others share keeps the bytes.
     fn evict(&mut self, key: &EntryKey) {
         self.remove(key);
     }

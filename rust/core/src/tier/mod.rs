@@ -1,5 +1,5 @@
-//! Tiers: where whole entries live. The host, whose slots the engine's workers copy from and to, is
-//! one; any number of tiers below it (a disk, a store on other machines) keep what they can of it.
+//! Tiers: where whole entries live. The host is one: the engine's workers copy from and to its slots. Any number of
+//! tiers below it (a disk, a store on other machines) keep what they can of it.
 //!
 //! - A [`Tier`] is a [`Room`]: so many slots, who takes them, and a policy of its own that says who
 //!   leaves next. Only the cache changes it, by one rule for all tiers: a tier holds an entry only

@@ -25,9 +25,9 @@ pub struct Usage {
     pub free: u64,
     /// Slots of entries that nobody holds.
     pub evictable: u64,
-    /// Entries that are in it, those on their way in included.
+    /// Entries in the room, including those on their way in.
     pub entries: u64,
-    /// Entries that left to make room since the start, what hung from them included.
+    /// Entries that left to make room since the start, including those that hung from them.
     pub evicted: u64,
 }
 
@@ -57,7 +57,7 @@ impl Room {
         }
     }
 
-    /// Changes the capacity: to no less than what is taken.
+    /// Changes the capacity, to no less than the room that is taken.
     pub fn resize(&mut self, capacity: u64) {
         let taken = self.capacity - self.free;
         self.capacity = capacity.max(taken);
@@ -80,7 +80,7 @@ impl Room {
         size <= self.free + self.evictable
     }
 
-    /// Whether the policy lets nothing leave that a page stands on before the page.
+    /// Whether the policy evicts nothing that a page stands on before the page.
     #[inline]
     pub(crate) fn protects(&self, page: EntryId) -> bool {
         self.policy.protects(page)
@@ -92,7 +92,8 @@ impl Room {
     }
 
     /// Whether an entry that is offered is worth writing: all are while there is room, then those that the policy
-    /// expects more of than of what would leave for them. `full`: there is none, though nothing in the room takes it.
+    /// expects more of than of what would leave for them. `full`: whether bytes that this room does not count fill the
+    /// tier.
     pub fn wants(&mut self, entry: &NewEntry, full: bool) -> bool {
         !full && self.free >= u64::from(entry.size) || self.policy.wants(entry)
     }
@@ -110,26 +111,26 @@ impl Room {
         self.free -= u64::from(size);
     }
 
-    /// The entry may not be evicted until its release.
+    /// Notes that the entry may not be evicted until its release.
     #[inline]
     pub(crate) fn hold(&mut self, id: EntryId, size: u32) {
         self.evictable -= u64::from(size);
         self.policy.hold(id);
     }
 
-    /// Nobody holds the entry any more; it counts as used.
+    /// Notes that nobody holds the entry any more; it counts as used.
     #[inline]
     pub(crate) fn release(&mut self, id: EntryId, size: u32) {
         self.evictable += u64::from(size);
         self.policy.release(id);
     }
 
-    /// An evictable entry was used.
+    /// Notes that an evictable entry was used.
     pub(crate) fn touch(&mut self, id: EntryId) {
         self.policy.release(id);
     }
 
-    /// The entry is no member any more. Its room stays taken until [`give`](Self::give).
+    /// Notes that the entry is no member any more. Its room stays taken until [`give`](Self::give).
     #[inline]
     pub(crate) fn leave(&mut self, id: EntryId, size: u32, held: bool) {
         self.entries -= 1;
@@ -156,7 +157,7 @@ impl Room {
         self.policy.victim_of(tenant)
     }
 
-    /// A request with such hints stores or uses the entry, which is held.
+    /// Notes that a request with such hints stores or uses the entry, which is held.
     pub(crate) fn keep(&mut self, id: EntryId, tenant: TenantId, hints: &Hints) {
         self.policy.keep(id, tenant, hints);
     }

@@ -1,4 +1,4 @@
-//! Tickets given out and how their transfers ended.
+//! The tickets of an engine, and how their transfers ended.
 
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, MutexGuard};
@@ -25,7 +25,7 @@ struct BoardState {
 }
 
 impl Board {
-    /// The next ticket; it runs until [`Board::finish`].
+    /// Gives out the next ticket. The transfer runs until [`Board::finish`].
     ///
     /// # Errors
     /// [`Error::Transfer`] after [`Board::close`].

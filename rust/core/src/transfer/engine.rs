@@ -11,10 +11,10 @@ use super::transfers::Transfers;
 /// Executes transfers in the background. Transfers may run at the same time and end in any
 /// order; while one runs, its slots and blocks belong to it.
 pub trait Engine: Send + Sync {
-    /// The transfers that it was given.
+    /// The transfers that the engine was given.
     fn transfers(&self) -> &Transfers;
 
-    /// Checks the entries whole, then starts copying them.
+    /// Checks all entries, then starts to copy them.
     ///
     /// # Errors
     /// [`crate::error::Error::InvalidArgument`] before any byte moves;

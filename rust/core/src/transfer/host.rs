@@ -22,7 +22,7 @@ use hybrid_pages_tiles::CopyPath;
 pub struct HostEngine {
     shared: Arc<JobShared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// What the threads have not begun.
+    /// Orders that no thread has begun.
     messages: Receiver<JobMessage>,
 }
 
@@ -30,7 +30,7 @@ impl HostEngine {
     /// Most copy threads.
     pub const MAX_THREADS: usize = 256;
 
-    /// Starts the threads.
+    /// Starts an engine with so many copy threads.
     ///
     /// # Errors
     /// [`Error::Foreign`] if the arena belongs to another geometry, [`Error::InvalidArgument`] on
@@ -39,10 +39,10 @@ impl HostEngine {
         Self::start(layout, memory, threads, true)
     }
 
-    /// An engine like that of [`new`](Self::new) whose stores compute no checksums: their completions have none.
+    /// Starts an engine as [`new`](Self::new) does, whose stores compute no checksums: their completions have none.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn without_checksums(
         layout: TransferLayout,
         memory: SlotMemory,

@@ -17,10 +17,10 @@ use hybrid_pages_tiles::{CopyPath, TILE_BYTES, Tile, combine, fence};
 /// Bytes that a thread takes at a time: small enough that threads end together, large enough that taking it
 /// costs nothing.
 const STEP_BYTES: usize = 16 * TILE_BYTES;
-/// Waking a thread takes as long as copying so much.
+/// Waking a thread takes as long as copying so many bytes.
 const WAKE_BYTES: usize = 256 << 10;
 
-/// The things that all jobs of one engine use.
+/// The data that all jobs of one engine use.
 pub(super) struct JobShared {
     pub(super) transfers: Transfers,
     pub(super) queue: Sender<JobMessage>,
@@ -32,7 +32,7 @@ pub(super) struct JobShared {
 impl JobShared {
     /// Gives an order to the thread that takes it first.
     pub(super) fn tell(&self, message: JobMessage) {
-        // Its receiver is kept as long.
+        // The engine keeps the receiver as long as this sender.
         let told = self.queue.send(message);
         debug_assert!(told.is_ok(), "the engine outlives its orders");
     }
@@ -44,9 +44,9 @@ pub(super) enum JobMessage {
     Stop,
 }
 
-/// Threads work on a job together, a step at a time. A byte that is hashed is read once, and the same byte
-/// is written: a store's checksum is of the bytes in the slots, and a verified load reports bytes that are
-/// not those that left the engine after it has written them.
+/// A transfer that threads work on together, a step at a time. Each byte that is hashed is read once, and the same byte
+/// is written. So a store's checksum is that of the bytes in the slots, and a load that is verified reports wrong bytes
+/// after it has written them.
 pub(super) struct TransferJob {
     shared: Arc<JobShared>,
     ticket: Ticket,
@@ -56,7 +56,7 @@ pub(super) struct TransferJob {
     steps: Vec<JobStep>,
     /// Index of the first step that nobody has taken.
     next: AtomicUsize,
-    /// Threads told to work on it that have not left it.
+    /// The number of threads told to work on it that have not left it.
     workers: AtomicUsize,
     /// For each entry that is hashed, the digest of each tile.
     digests: Vec<Vec<AtomicU64>>,
@@ -110,8 +110,8 @@ impl TransferJob {
         Ok(ticket)
     }
 
-    /// One thread's share. Whatever happens in it, even a panic, the job ends. A thread that has to leave
-    /// before, at `until`, leaves its share to another.
+    /// Does one thread's share. Whatever happens in it, even a panic, the job ends. A thread that has to leave earlier,
+    /// at `until`, leaves its share to another.
     pub(super) fn run(self: Arc<Self>, until: Option<Instant>) {
         self.attempt(|| self.take_steps(until));
         if self.is_left() {
@@ -138,7 +138,7 @@ impl TransferJob {
         }
     }
 
-    /// Tells as many threads as can find something to do.
+    /// Gives the job to as many threads as can find something to do, `most` at most.
     fn hand_out(self: Arc<Self>, most: usize) {
         let workers = most.min(self.steps.len());
         if workers == 0 {
@@ -169,7 +169,7 @@ impl TransferJob {
         });
     }
 
-    /// Compares a load with what it expects.
+    /// Compares the checksums of a load with the expected ones.
     fn verify(&self) -> Result<(), String> {
         if self.failed.load(Ordering::Relaxed) {
             return Ok(());
@@ -189,7 +189,7 @@ impl TransferJob {
         Ok(())
     }
 
-    /// Of an entry that is hashed.
+    /// The checksum of an entry that is hashed.
     fn checksum(&self, entry: usize) -> u64 {
         let digests = self.digests[entry].iter();
         let digests = digests.map(|digest| digest.load(Ordering::Relaxed));
@@ -252,7 +252,7 @@ impl TransferJob {
         for mut part in moves {
             while part.length > 0 {
                 let now = part.split(tile.room());
-                // SAFETY: the caller's.
+                // SAFETY: the caller keeps the rules of the function.
                 unsafe { tile.pass(now.from, now.to, now.length) };
                 if tile.room() == 0 {
                     end(&mut tile);
@@ -271,7 +271,7 @@ impl TransferJob {
     }
 }
 
-/// Bytes from one place to another; to none if the engine leaves them out.
+/// Bytes that move from one place to another, or to none if a load leaves them out.
 struct Move {
     from: *const u8,
     to: *mut u8,

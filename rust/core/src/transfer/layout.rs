@@ -1,4 +1,4 @@
-//! Where the blocks of one rank lie in the engine's memory.
+//! The places of one rank's blocks in the engine's memory.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ pub struct ByteRun {
     pub length: usize,
 }
 
-/// Where one layer's blocks lie: block `b` starts at `region + b * block_stride`, and its bytes
-/// are the runs, in payload order. What lies between runs is padding and never moves.
+/// The place of one layer's blocks: block `b` starts at `region + b * block_stride`, and its bytes are the runs, in
+/// payload order. Bytes between runs are padding and never move.
 #[derive(Debug, Clone)]
 pub struct LayerMap {
     /// Index of the group in the geometry.
@@ -32,8 +32,8 @@ pub struct LayerMap {
     pub runs: Vec<ByteRun>,
 }
 
-/// Where every layer of a geometry lies on one rank. Bounds hold for every block of a group below the
-/// group's number, so a block id is all that is left to check.
+/// The places of all layers of a geometry on one rank. They are in bounds for every block id below a group's number of
+/// blocks, so a block id is all that is left to check.
 #[derive(Debug)]
 pub struct TransferLayout {
     geometry: Arc<Geometry>,
@@ -60,7 +60,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// Where the next span starts in the rank's shard.
+    /// The position in the rank's shard where the next span starts.
     pub(super) fn end(&self) -> usize {
         self.start + self.length
     }
@@ -137,7 +137,7 @@ impl TransferLayout {
     /// Rejects slots that were made for another geometry.
     ///
     /// # Errors
-    /// [`Error::Foreign`].
+    /// [`Error::Foreign`] if they were.
     pub fn check_slots(&self, memory: &SlotMemory) -> Result<()> {
         let (expected, found) = (self.geometry.fingerprint(), memory.fingerprint());
         if expected != found {
@@ -148,19 +148,19 @@ impl TransferLayout {
         Ok(())
     }
 
-    /// The make-up of the bytes.
+    /// The geometry of the entries.
     #[must_use]
     pub fn geometry(&self) -> &Arc<Geometry> {
         &self.geometry
     }
 
-    /// The rank whose shard of each entry lies here.
+    /// The rank whose blocks these are.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// For each group, the limit that its block ids are below.
+    /// The number of the engine's blocks of each group: block ids are below it.
     #[must_use]
     pub fn num_blocks(&self) -> &[usize] {
         &self.num_blocks

@@ -1,9 +1,9 @@
-//! Copies between an engine's memory and an arena, and what executes them.
+//! Copies between an engine's memory and an arena, and the engines that execute them.
 //!
-//! A [`TransferLayout`] says where one rank's blocks lie in the engine's memory; a plan resolves entries
-//! to pieces of engine memory and slots, checked whole before the first byte moves; an
-//! [`Engine`] executes plans in the background and reports each once. Checks, tickets and waiting are the same
-//! for all engines: see [`Transfers`]. [`HostEngine`] copies with threads; a device engine fits the same trait.
+//! A [`TransferLayout`] has the places of one rank's blocks in the engine's memory. A plan resolves entries to pieces
+//! of engine memory and slots, and is checked as a whole before the first byte moves. An [`Engine`] executes plans in
+//! the background and reports each once. Checks, tickets and waiting are the same for all engines: see [`Transfers`].
+//! [`HostEngine`] copies with threads; a device engine fits the same trait.
 
 mod board;
 mod completion;

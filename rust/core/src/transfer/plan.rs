@@ -30,7 +30,7 @@ pub struct EntryCopy {
     /// [`Group::blocks_per_entry`](crate::geometry::Group::blocks_per_entry) says. A load leaves out the
     /// bytes of a block that is `None`.
     pub blocks: Vec<Option<usize>>,
-    /// For a load: what this rank's shard must hash to; `None` takes it as it is.
+    /// For a load: the checksum that this rank's shard must have; `None` if it is not verified.
     pub checksum: Option<u64>,
 }
 

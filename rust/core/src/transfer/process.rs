@@ -19,10 +19,10 @@ impl Process {
         self.0 != std::process::id()
     }
 
-    /// Rejects a fork of it; `advice` says what to do there.
+    /// Rejects a call in a fork of the process; `advice` says what to do there.
     ///
     /// # Errors
-    /// [`Error::Transfer`].
+    /// [`Error::Transfer`] in a fork.
     pub(super) fn check(self, advice: &str) -> Result<()> {
         if self.is_inherited() {
             return Err(Error::transfer(format!(

@@ -41,19 +41,19 @@ impl Region {
         }
     }
 
-    /// Where it starts.
+    /// The address of the first byte.
     #[must_use]
     pub fn address(&self) -> NonNull<u8> {
         self.address
     }
 
-    /// How long it is.
+    /// The number of bytes.
     #[must_use]
     pub fn nbytes(&self) -> usize {
         self.nbytes
     }
 
-    /// The address that far in. Pure arithmetic: the caller has checked that it lies inside.
+    /// The address `offset` bytes in. The caller has checked that it lies inside.
     pub(super) fn at(&self, offset: usize) -> *mut u8 {
         debug_assert!(offset <= self.nbytes);
         self.address.as_ptr().wrapping_add(offset)

@@ -1,4 +1,4 @@
-//! The half of an engine that is the same for all: what may be submitted, and how it ended.
+//! The part that all engines have in common: the checks, the tickets and the ends of transfers.
 
 use std::fmt;
 use std::time::Duration;
@@ -60,10 +60,10 @@ impl Transfers {
         self.process.is_inherited()
     }
 
-    /// Rejects a fork of the engine's process.
+    /// Rejects a call in a fork of the engine's process.
     ///
     /// # Errors
-    /// [`crate::error::Error::Transfer`].
+    /// [`crate::error::Error::Transfer`] in a fork.
     pub fn check_process(&self) -> Result<()> {
         self.process.check(self.in_a_fork)
     }
@@ -71,13 +71,14 @@ impl Transfers {
     /// Checks the entries of a transfer, all before the first byte moves.
     ///
     /// # Errors
-    /// [`crate::error::Error::InvalidArgument`]; [`crate::error::Error::Transfer`] in a fork.
+    /// [`crate::error::Error::InvalidArgument`] naming the first entry that is wrong; [`crate::error::Error::Transfer`]
+    /// in a fork.
     pub fn plan(&self, direction: Direction, entries: Vec<EntryCopy>) -> Result<Plan> {
         self.check_process()?;
         Plan::new(&self.layout, &self.memory, direction, entries)
     }
 
-    /// The ticket of a transfer that runs until [`finish`](Self::finish).
+    /// Gives out the ticket of a transfer that runs until [`finish`](Self::finish).
     ///
     /// # Errors
     /// [`crate::error::Error::Transfer`] after [`close`](Self::close).
@@ -90,7 +91,7 @@ impl Transfers {
         self.board.finish(completion);
     }
 
-    /// The transfers that ended since the last call: what [`Engine::poll`](super::Engine::poll) answers.
+    /// The transfers that ended since the last call, as [`Engine::poll`](super::Engine::poll) returns them.
     pub fn poll(&self) -> Vec<Completion> {
         self.board.poll()
     }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use crate::ids::{NamespaceId, NodeId, PrefixKey};
 use crate::prefix::IndexCell;
 
-/// Where announced blocks are: announcements are made for each medium alone.
+/// A medium that blocks are in. Announcements are made for each medium alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Medium {
     /// The host's memory.
     Host,
-    /// The tiers below it that only this cache uses, together: what others share is theirs, too.
+    /// The tiers below the host that only this cache uses, together. Tiers that others share are not announced.
     Below,
 }
 
@@ -28,7 +28,7 @@ impl Medium {
 /// A block that is not announced any more, though the follower was told of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemovedBlock {
-    /// Namespace of the block, which may be unknown by now.
+    /// The block's namespace, which may be unknown by now.
     pub namespace: NamespaceId,
     /// Index of the block in prompts that have it.
     pub block_index: usize,
@@ -52,9 +52,9 @@ pub struct StoredBlocks {
 /// Changes of one medium for the follower: the removals come before what is stored.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Deep blocks first.
+    /// Removed blocks, deep ones first.
     pub removed: Vec<RemovedBlock>,
-    /// Blocks that go on from others come after those.
+    /// Stored blocks. Blocks that go on from others come after those.
     pub stored: Vec<StoredBlocks>,
 }
 
@@ -74,7 +74,7 @@ impl BlockNotes {
         self.notes.resize(span, None);
     }
 
-    /// Forgets all of them; they were taken.
+    /// Forgets all notes; they were taken.
     pub(super) fn clear(&mut self) {
         self.notes.clear();
     }

@@ -1,23 +1,23 @@
-//! Follows the index, and keeps what the follower was told beside what is so.
+//! Follows the index, and remembers what the follower was told.
 
 use super::changes::{BlockNotes, Changes, Medium};
 use super::told::Told;
 use crate::ids::{NamespaceId, NodeId, PrefixKey};
 use crate::prefix::{IndexCell, Observer, PrefixIndex};
 
-/// What is kept for the follower, once there is one.
+/// The state that is kept once there is a follower.
 #[derive(Debug)]
 struct Following {
     notes: BlockNotes,
     media: [Told; 2],
 }
 
-/// What this cache announces to a follower. Until there is one it costs nothing and does nothing.
+/// The announcements of this cache to a follower. Without a follower they cost nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Announced(Option<Box<Following>>);
 
 impl Announced {
-    /// Follows what is announced from now on; nothing was told yet.
+    /// Begins to follow what is announced. The follower was told nothing yet.
     pub(crate) fn follow(&mut self, index: &PrefixIndex) {
         if self.0.is_some() {
             return;
@@ -53,8 +53,8 @@ impl Announced {
         }
     }
 
-    /// What changed in a medium since the last call; with `anew`, everything that was told is removed, and
-    /// what is announced is told again.
+    /// The changes in a medium since the last call. With `anew`, all that the follower was told is removed, and all
+    /// that is announced is told again.
     pub(crate) fn take_changes(
         &mut self,
         index: &PrefixIndex,

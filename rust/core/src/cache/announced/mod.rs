@@ -1,9 +1,9 @@
 //! Announcements: which blocks a follower may tell others that this cache has, by medium.
 //!
-//! A boundary is *usable* in a medium while a lookup of it alone could end there, and *announced* while it or one
-//! below it is usable: so the announced boundaries of a prompt are dense from its start, and end where it would
-//! resume. What the follower was told is kept beside what is so: changes that cancel out are never told,
-//! and what waits to be told is never more than what was told and what is announced.
+//! A boundary is *usable* in a medium while a lookup of it alone could end there, and *announced* while it or one below
+//! it is usable. So the announced boundaries of a prompt have no gaps from its start, and end where the prompt would
+//! resume. The cache remembers what the follower was told: changes that cancel out are never told, and the changes that
+//! wait are never more than the blocks that were told and those that are announced.
 
 mod changes;
 mod follower;

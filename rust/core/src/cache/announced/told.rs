@@ -11,18 +11,18 @@ use crate::prefix::PrefixIndex;
 /// The state of one boundary, by the number of its node.
 #[derive(Debug, Clone, Copy, Default)]
 struct NodeMark {
-    /// The boundary's page and all before it are in the medium.
+    /// Whether the boundary's page and all pages before it are in the medium.
     rooted: bool,
     usable: bool,
-    /// The follower was told.
+    /// Whether the follower was told of the boundary.
     told: bool,
-    /// Among those to look at; stays with the number when the node goes.
+    /// Whether the boundary waits to be looked at. This stays with the number when the node goes.
     queued: bool,
-    /// Announced children, and one if it is usable: it is announced while there are any.
+    /// The number of announced children, plus one if the boundary is usable: it is announced while this is above 0.
     reasons: u32,
 }
 
-/// Boundaries that were told and that the index has forgotten: with their block and their note.
+/// Boundaries that were told and that the index has forgotten, each with its block and note.
 type Gone = HashMap<(NamespaceId, PrefixKey), (u32, Option<Note>)>;
 
 /// The follower's state of one medium.
@@ -70,7 +70,7 @@ impl Told {
         }
     }
 
-    /// Follows a boundary that the index just got; returns the note that it had when it was here before.
+    /// Follows a boundary that the index just got. Returns the note that the boundary had when it was here before.
     pub(super) fn added(&mut self, index: &PrefixIndex, node: NodeId) -> Option<Note> {
         let span = index.span();
         self.marks.resize(span, NodeMark::default());
@@ -85,7 +85,7 @@ impl Told {
         note
     }
 
-    /// Takes leave of a boundary that the index is about to forget. Nothing of it is in the medium.
+    /// Stops following a boundary that the index is about to forget. Nothing of it is in the medium.
     pub(super) fn removed(&mut self, index: &PrefixIndex, node: NodeId, note: Option<&Note>) {
         let mark = self.mark(node);
         let told = mark.told;
@@ -102,14 +102,14 @@ impl Told {
         }
     }
 
-    /// Numbers of boundaries start anew; all of them were removed.
+    /// Forgets the numbers of boundaries, which start anew; all boundaries were removed.
     pub(super) fn renumber(&mut self) {
         self.marks.clear();
         self.runs.clear();
         self.queue.clear();
     }
 
-    /// An entry's bytes are in the medium now, or not any more.
+    /// Notes that an entry's bytes are in the medium now, or are not any more.
     pub(super) fn flipped(&mut self, index: &PrefixIndex, node: NodeId, class: usize, there: bool) {
         let roles = index.roles();
         if roles.attention == Some(class) {
@@ -128,7 +128,7 @@ impl Told {
         }
     }
 
-    /// Pages from the start of a prompt up to this one are in the medium, and maybe more behind it.
+    /// Notes that the pages from the start of a prompt up to this one are in the medium, and maybe more behind it.
     fn root(&mut self, index: &PrefixIndex, top: NodeId) {
         let page = index.roles().attention;
         let mut pending = vec![top];
@@ -140,7 +140,7 @@ impl Told {
         }
     }
 
-    /// A page went: nothing from it on can be reached.
+    /// Notes that a page left: nothing from it on can be reached.
     pub(super) fn uproot(&mut self, index: &PrefixIndex, top: NodeId) {
         if !self.mark(top).rooted {
             return;
@@ -342,7 +342,7 @@ impl Told {
             + self.note_bytes
     }
 
-    /// The first boundary of which something else is said than its path shows.
+    /// The first boundary whose state differs from what its path shows.
     pub(super) fn audit(&self, index: &PrefixIndex) -> Option<String> {
         let medium = self.medium;
         let bytes = |(_, note): &(u32, Option<Note>)| bytes_of(note.as_ref());

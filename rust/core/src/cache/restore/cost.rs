@@ -1,5 +1,5 @@
-//! How much of a hit is worth reading: what comes from far away may take longer to read than to compute again, or
-//! longer than its tier allows.
+//! Decides how much of a hit is worth reading: reads from far away may take longer than computing again, or longer than
+//! their tier allows.
 
 use std::time::Duration;
 
@@ -20,9 +20,9 @@ impl CacheState {
         Ok(())
     }
 
-    /// How many leading blocks of a prompt to look for: all of them, unless reading the joint hit takes longer
-    /// than the tiers allow, or than to compute what a hit without the tiers that are weighed lacks. The engine has
-    /// the first `first` blocks, and what is before `from` is not read.
+    /// How many leading blocks of a prompt to look for: all, unless reading the joint hit takes longer than the tiers
+    /// allow, or longer than computing what would be missing without the tiers that are weighed. The engine has the
+    /// first `first` blocks, and nothing before `from` is read.
     pub(super) fn affordable_blocks(
         &mut self,
         namespace: NamespaceId,
@@ -36,7 +36,7 @@ impl CacheState {
         affordable
     }
 
-    /// The most leading blocks of which what a hit reads of a tier comes before the tier gives the reads up.
+    /// The most leading blocks that each tier can read for a hit before it gives the reads up.
     fn blocks_in_time(
         &self,
         namespace: NamespaceId,
@@ -78,8 +78,8 @@ impl CacheState {
         most
     }
 
-    /// All blocks, or those of the hit without the tiers that are weighed: if their reads take longer than to compute
-    /// what they save.
+    /// All blocks; or only those of the hit without the tiers that are weighed, if reading from these tiers takes
+    /// longer than computing what the reads save.
     fn blocks_above_break_even(
         &self,
         namespace: NamespaceId,

@@ -1,9 +1,9 @@
-//! A hit's way back to the engine, also of one that is larger than the host.
+//! The way of a hit back to the engine, even if the hit is larger than the host.
 //!
-//! What fits is promoted into the host as one wave, where every lookup sees it. What does not, or hangs from pages that
-//! only the engine has, comes in waves of consecutive blocks whose entries are transient: each wave is read into free
-//! slots, loaded, and gone. Nothing is pinned while a wave waits for room, and first waves leave room for later ones, so
-//! that restores never wait for each other for ever.
+//! A hit that fits is promoted into the host as one wave, where every lookup sees it. A hit that does not fit, or that
+//! hangs from pages that only the engine has, comes in waves of consecutive blocks with transient entries. Each wave is
+//! read into free slots, loaded, and gone. Nothing is pinned while a wave waits for room, and first waves leave room
+//! for later ones, so that restores never wait for each other forever.
 
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ use crate::ids::{NamespaceId, PrefixKey};
 const TRIES: usize = 3;
 
 /// A joint hit on its way from the tiers below to the engine, wave by wave: entries of consecutive blocks that come to
-/// the host and are loaded together. What the hit needs stays in the tiers below until the restore ends, which it does
-/// when dropped; waves that were taken are leases of their own.
+/// the host and are loaded together. The tiers below keep what the hit needs until the restore ends. It ends when it is
+/// dropped; waves that were taken are leases of their own.
 pub struct Restore {
     locked: Arc<Locked>,
     task: RestoreTask,
@@ -28,7 +28,7 @@ pub struct Restore {
 }
 
 impl Restore {
-    /// Begins one if a tier below has to be read.
+    /// Plans a restore, if a tier below has to be read.
     pub(crate) fn plan(
         locked: &Arc<Locked>,
         namespace: NamespaceId,
@@ -103,11 +103,11 @@ impl Restore {
         ReadLease::new(&self.locked, first, hold).ok()
     }
 
-    /// Ends the restore: what was not taken is given up. A second time does nothing.
+    /// Ends the restore: waves that were not taken are given up. A second call does nothing.
     pub fn end(&mut self) {
         if !std::mem::replace(&mut self.ended, true) {
             let task = &mut self.task;
-            // Whoever asks for anything is told of a panic.
+            // Calls that ask for anything return the error of the panic.
             drop(self.locked.in_portions(|state| Ok(state.end_restore(task))));
         }
     }

@@ -1,4 +1,4 @@
-//! How what only tiers below have comes back: promotions into the host, and restores of hits of any size.
+//! Brings back entries that only tiers below have: promotions into the host, and restores of hits of any size.
 
 mod cost;
 mod handle;

@@ -1,4 +1,4 @@
-//! What a restore pins in tiers below, and reads from there into transient entries.
+//! The pins of a restore in tiers below, and its reads from there into transient entries.
 
 use super::super::copies::CopyDirection;
 use super::super::prefix_pins::PinSet;
@@ -8,7 +8,8 @@ use crate::ids::{EntryId, EntryKey, NamespaceId};
 use crate::slot::Places;
 
 impl CacheState {
-    /// Pins an entry in every tier below where its bytes are whole: one that others hang from before those.
+    /// Pins an entry in every tier below where its bytes are whole. Call this for an entry before those that hang from
+    /// it.
     pub(super) fn pin_below(&mut self, id: EntryId, pins: &mut Vec<TierPin>) {
         let entry = self.entries.get(id);
         let (places, copying) = (entry.places.and(Places::BELOW), entry.copying);

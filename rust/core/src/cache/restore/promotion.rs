@@ -1,8 +1,8 @@
 //! Promotions: entries that a hit needs and only tiers below have are read into the host, where every lookup sees them.
 //!
-//! They are read in portions, between which the lock is free. A batch pins what the host has of them from the
-//! beginning, and what was begun. What is left to begin may leave in between, so it is looked up again. A promotion
-//! never waits for room: it ends where there is none.
+//! They are read in portions, between which the lock is free. From the beginning, a batch pins those that the host has,
+//! and those whose reads have begun. The others may leave in between, so they are looked up again. A promotion never
+//! waits for room: it ends where there is none.
 
 use super::super::copies::CopyDirection;
 use super::super::prefix_pins::PinSet;
@@ -17,15 +17,16 @@ use crate::slot::Places;
 #[derive(Debug)]
 pub(crate) struct Promotion {
     namespace: NamespaceId,
-    /// All that the hit needs, with its block: the deepest first.
+    /// All entries that the hit needs, each with its block: the deepest first.
     pub(super) needed: Vec<(usize, EntryId)>,
-    /// Block and class of what the host lacks of it: shallow first.
+    /// Block, class and id of each needed entry that the host lacks: shallow first.
     missing: Vec<(usize, usize, EntryId)>,
     /// How many of these were begun.
     begun: usize,
-    /// Whether others have begun to read some.
+    /// Whether others have begun to read some of them.
     under_way: bool,
-    /// Pins all that is there or begun, until nobody begins more and all reads have ended; `None` if nothing is missing.
+    /// The batch that pins all that is there or begun, until no more reads begin and all have ended; `None` if nothing
+    /// is missing.
     batch: Option<u32>,
 }
 
@@ -35,7 +36,7 @@ impl Promotion {
         self.under_way || !self.missing.is_empty()
     }
 
-    /// Whether it has begun to read anything itself.
+    /// Whether this promotion has begun any reads itself.
     pub(super) const fn has_begun(&self) -> bool {
         self.begun > 0
     }
@@ -54,7 +55,7 @@ pub(super) enum Obstacle {
     },
 }
 
-/// What became of a portion of a promotion. Without room, and where something is lost, the batch ends.
+/// The outcome of a portion of a promotion. Without room, and where something is lost, the batch ends.
 pub(super) enum PromotionStep {
     More,
     /// All were begun: the batch goes on until [`end_promotion`](CacheState::end_promotion).
@@ -64,9 +65,9 @@ pub(super) enum PromotionStep {
 }
 
 impl CacheState {
-    /// Starts to read what the joint hit needs and the host lacks, in portions; without room for that, what a
-    /// shallower boundary needs. Says whether it is under way; `None` if there is more to ask or to read first: then
-    /// `promotion` is what was begun.
+    /// Starts to read what the joint hit needs and the host lacks, in portions; without room for that, what a shallower
+    /// boundary needs. Returns whether reads are under way; `None` if there is more to ask or to read first: then
+    /// `promotion` has what was begun.
     pub(crate) fn promote(
         &mut self,
         namespace: NamespaceId,
@@ -83,7 +84,7 @@ impl CacheState {
         if !self.tiers.has_lower() {
             return Ok(Some(false));
         }
-        // What is read for a boundary reaches back to the start.
+        // The reads for a boundary reach back to the start of the prompt.
         let most = self.affordable_blocks(namespace, keys, first, 0);
         let mut limit = most;
         loop {
@@ -133,7 +134,7 @@ impl CacheState {
                 self.end_promotion(&begun);
                 Some(true)
             }
-            // What was begun is read all the same.
+            // Reads that have begun go on.
             PromotionStep::NoRoom | PromotionStep::Lost => Some(begun.has_begun()),
         }
     }
@@ -213,7 +214,7 @@ impl CacheState {
         })
     }
 
-    /// Begins the next portion of reads. `keys`: of the prompt.
+    /// Begins the next portion of reads. `keys` are the keys of the prompt.
     pub(super) fn promote_on(
         &mut self,
         promotion: &mut Promotion,
@@ -258,7 +259,7 @@ impl CacheState {
         }
     }
 
-    /// Begins no more: what was begun is held until it is there.
+    /// Ends a promotion: entries whose reads have begun are held until the reads end.
     pub(super) fn end_promotion(&mut self, promotion: &Promotion) {
         if let Some(batch) = promotion.batch {
             self.end_batch(batch);

@@ -1,4 +1,4 @@
-//! What a restore plans, pins and gives up.
+//! Plans a restore, pins what it needs, and ends it.
 
 use super::super::prefix_pins::PinSet;
 use super::super::queries::PORTION;
@@ -24,8 +24,8 @@ pub enum RestoreProgress {
     Ready,
     /// Every wave was taken.
     Done,
-    /// Something that is needed is gone or damaged; it will never be complete. What was taken is right, and a
-    /// new lookup says what is left to find.
+    /// Something that is needed is gone or damaged: the restore will never be complete. Waves that were taken are
+    /// right, and a new lookup finds what is left.
     Failed,
 }
 
@@ -46,15 +46,15 @@ impl RestoreProgress {
 /// Entries of consecutive blocks that come to the host and are loaded together.
 #[derive(Debug)]
 pub(super) struct Wave {
-    /// What is still to be begun: the deepest first.
+    /// The entries whose reads are still to begin: the deepest first.
     pub(super) rest: Vec<LocatedEntry>,
-    /// What the load reads, with its block: shallow first.
+    /// The entries to load, each with its block: shallow first.
     pub(super) loads: Vec<(usize, EntryId)>,
-    /// Those of them that are transient, and the pins of what they are read from.
+    /// The transient entries among them, each with the pin of the entry that it is read from.
     pub(super) transients: Vec<(EntryId, TierPin)>,
-    /// Those of them that are members of the host.
+    /// The members of the host among them.
     pub(super) members: Vec<EntryId>,
-    /// What is pinned in the host until the load ends.
+    /// The entries that are pinned in the host until the load ends.
     pub(super) pinned: PinSet,
 }
 
@@ -68,7 +68,7 @@ pub(super) struct LocatedEntry {
     pub(super) id: EntryId,
 }
 
-/// What a restore brings, and where to.
+/// The entries that a restore brings, and where to.
 #[derive(Debug)]
 pub(super) struct RestoreTarget {
     pub(super) namespace: NamespaceId,
@@ -78,7 +78,7 @@ pub(super) struct RestoreTarget {
     pub(super) blocks: usize,
     /// Blocks before this one need no load.
     pub(super) first: usize,
-    /// Whether it is one wave that every lookup sees.
+    /// Whether the restore is one wave that every lookup sees.
     pub(super) whole: bool,
     /// Block and class of all that the hit needs: shallow first, the checkpoint last.
     pub(super) needs: Vec<(usize, usize)>,
@@ -86,7 +86,7 @@ pub(super) struct RestoreTarget {
     pub(super) depths: Vec<(String, usize)>,
 }
 
-/// What a restore has done and has to do.
+/// The state of a restore: what it has done and has to do.
 #[derive(Debug)]
 pub(super) struct RestoreTask {
     pub(super) target: RestoreTarget,
@@ -96,14 +96,14 @@ pub(super) struct RestoreTask {
     pub(super) pins: Vec<TierPin>,
     /// How many of the needs need no more waves: those that the engine has, and those that waves were begun for.
     pub(super) next: usize,
-    /// What is being begun for a wave that every lookup sees.
+    /// The promotion that is being begun for a wave that every lookup sees.
     pub(super) promotion: Option<Promotion>,
     /// The wave that is being read, or ready.
     pub(super) wave: Option<Wave>,
     /// Whether a wave was taken.
     pub(super) started: bool,
     pub(super) failed: bool,
-    /// Signs of how much room there was when there was too little.
+    /// The signs of how much room there was when there was too little.
     pub(super) no_room: Option<[u64; 6]>,
 }
 
@@ -180,8 +180,8 @@ impl CacheState {
         Ok(Some(Some(task)))
     }
 
-    /// Pins below the next `portion` of what a restore needs, which may have left meanwhile: then it is false. `None` if
-    /// there is more.
+    /// Pins the next `portion` of a restore's needs in tiers below. False if one of them has left meanwhile; `None` if
+    /// there is more to pin.
     pub(super) fn pin_on(
         &mut self,
         task: &mut RestoreTask,
@@ -241,8 +241,8 @@ impl CacheState {
         })
     }
 
-    /// An entry that a restore needs, if its bytes are whole somewhere. `last`: one of the same block or the one before, if that
-    /// is known to be there.
+    /// An entry that a restore needs, if its bytes are whole somewhere. `last`: an entry of the same block or the one
+    /// before, if one is known to be there.
     pub(super) fn locate(
         &self,
         namespace: NamespaceId,

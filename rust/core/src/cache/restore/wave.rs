@@ -11,25 +11,24 @@ use crate::ids::{EntryId, NodeId};
 use crate::prefix::{IndexBoundary, IndexCell};
 use crate::slot::HOST;
 
-/// A wave of transient entries takes this part of the slots at most that a prompt may have, if they are
-/// enough for one entry; and while a restore goes in waves, first waves leave as much free for those that
-/// come later.
+/// A wave of transient entries takes at most one in so many of the slots that a prompt may have, if that is enough for
+/// one entry. While a restore goes in waves, first waves leave as much free for those that come later.
 const PART: u64 = 4;
 
-/// What became of the next portion of a wave.
+/// The outcome of beginning the next portion of a wave.
 enum WaveStep {
-    /// There is one, or none is left.
+    /// The whole wave has begun, or no wave is left.
     All,
     /// There is more to begin.
     More,
     NoRoom,
 }
 
-/// Something that a restore needs is gone, or was not what it was published as.
+/// Something that a restore needs is gone, or has other bytes than were published.
 struct Broken;
 
 impl CacheState {
-    /// Brings a restore on and says where it is; `None` if there is more to begin first.
+    /// Advances a restore and returns how far it has come; `None` if there is more to begin first.
     pub(super) fn advance(&mut self, task: &mut RestoreTask) -> Option<RestoreProgress> {
         self.poll();
         if task.failed {
@@ -70,7 +69,7 @@ impl CacheState {
         Some(Some((first, hold)))
     }
 
-    /// Gives a wave up that nobody has loaded.
+    /// Gives up a wave that nobody has loaded.
     pub(super) fn drop_wave(&mut self, wave: Wave) {
         for &(id, _) in &wave.transients {
             self.restoring.transients.forget(id);
@@ -87,8 +86,8 @@ impl CacheState {
         RestoreProgress::Failed
     }
 
-    /// A wave is not given up while entries that lookups see are still being read for it: what is computed
-    /// instead could not be stored in their place.
+    /// Whether a wave can be loaded. A wave is not given up while entries that lookups see are still being read for it:
+    /// bytes that are computed instead could not be stored in their place.
     fn is_ready(&self, wave: &Wave) -> Result<bool, Broken> {
         let (mut ready, mut broken, mut reading) = (true, false, false);
         for &(id, source) in &wave.transients {
@@ -130,7 +129,7 @@ impl CacheState {
         Ok(begin)
     }
 
-    /// While these stay as they are, there is no more room than before, and no less is needed.
+    /// Numbers that change whenever there may be more room, or less is needed.
     fn signs_of_room(&self) -> [u64; 6] {
         let host = self.tiers.room(HOST).usage();
         let copies = self.copies.started();
@@ -139,7 +138,7 @@ impl CacheState {
         [free, evictable, host.entries, host.evicted, copies, waves]
     }
 
-    /// All that is needed, where every lookup sees it.
+    /// Begins to read all that is needed, as one wave that every lookup sees.
     fn begin_whole(&mut self, task: &mut RestoreTask) -> Result<WaveStep, Broken> {
         let mut promotion = match task.promotion.take() {
             Some(promotion) => promotion,
@@ -199,7 +198,7 @@ impl CacheState {
         Ok(WaveStep::All)
     }
 
-    /// As much of what is needed as a part of the host holds.
+    /// Begins a wave of as many needed entries as a part of the host holds.
     fn begin_part(&mut self, task: &mut RestoreTask) -> Result<WaveStep, Broken> {
         let most = self.most_slots() / PART;
         let (mut chosen, mut cost) = (Vec::<LocatedEntry>::new(), 0);
@@ -295,7 +294,7 @@ impl CacheState {
         Ok(begin)
     }
 
-    /// The pin of an entry where a transient one is read from, and its boundary.
+    /// The pin of the entry that a transient one is read from, and its boundary.
     fn source_of(&self, entry: &LocatedEntry) -> Option<(TierPin, NodeId)> {
         let places = self.entries.get(entry.id).places;
         let tier = places.tiers().find(|&tier| tier != HOST)?;

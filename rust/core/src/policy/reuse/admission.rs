@@ -9,7 +9,7 @@ use super::sessions::SessionTurn;
 use super::state::Reuse;
 use crate::policy::NewRequest;
 
-/// One request in so many makes records of boundaries that get no checkpoint.
+/// One request in so many makes records for boundaries that get no checkpoint.
 const SAMPLE: u64 = 8;
 /// Distances from the end of a prompt, in blocks, at which a checkpoint is considered.
 const OFFSETS: [usize; 4] = [1, 3, 8, 21];
@@ -42,7 +42,7 @@ impl Reuse {
         if fork > from && fork < end {
             add(self, fork, CheckpointKind::Fork);
         }
-        // A sample is remembered of what gets no checkpoint: what is never tried is never learned.
+        // Remembers a sample of boundaries that get no checkpoint: what is never tried is never learned.
         let sample = self.requests.is_multiple_of(SAMPLE);
         let mut pays = true;
         for (step, offset) in OFFSETS.into_iter().enumerate() {
@@ -123,7 +123,7 @@ impl Reuse {
                 let from = past.origin;
                 self.conclude(at, false);
                 if !self.records[at].is_resident() {
-                    // As good as dead, and those with an entry teach as much.
+                    // A passed ghost is as good as dead, and records with an entry teach as much.
                     self.forget(at);
                     return false;
                 }

@@ -18,7 +18,7 @@ pub(super) const EARLY: usize = 6;
 const FEATURES: usize = 7;
 /// Number of places in the table of each factor.
 const SIZES: [u16; FEATURES] = [16 * BINS as u16, 300, 128, 64, 64, 64, 256];
-/// Where the table of each factor begins.
+/// The place at which the table of each factor begins.
 const OFFSETS: [u16; FEATURES] = {
     let mut offsets = [0; FEATURES];
     let mut feature = 1;

@@ -135,7 +135,7 @@ mod tests {
         }
     }
 
-    /// What is learned, and the gap before the turn, when a request wants an entry that entered unused for so long.
+    /// The learned bytes, and the gap before the turn, after a request wants an entry that entered unused for so long.
     fn met_again(unused: Option<u64>) -> (Vec<u8>, u32) {
         let mut policy = Reuse::new(SHAPE);
         policy.admit(&request(1 << 40, &[9]), &mut Vec::new());

@@ -1,4 +1,4 @@
-//! Where a checkpoint comes from: its kind, and facts about the request that made it.
+//! The origin of a checkpoint: its kind, and facts about the request that made it.
 
 /// The kind of a checkpoint: why it was made, and what has become of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -16,8 +16,8 @@ const GHOSTS: usize = 16_384;
 /// The most records that are followed up a prompt.
 pub(super) const CLIMB: usize = 32;
 
-/// What the policy knows of one checkpoint: how valuable it is at its age. The record of a checkpoint that is not in
-/// the cache is a *ghost*: it is kept to learn from and to find forks.
+/// The record of one checkpoint: how valuable the checkpoint is at its age. A record whose checkpoint is not in the
+/// cache is a *ghost*, kept to learn from and to find forks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CheckpointRecord {
     /// Time when the checkpoint was made or last used.
@@ -34,7 +34,7 @@ pub(super) struct CheckpointRecord {
     pub(super) inherited: f32,
     /// The record that `inherited` is from.
     pub(super) source: u32,
-    /// Of a ghost, its heir: the record of the nearest checkpoint above, which inherits its Gittins index.
+    /// The heir of a ghost: the record of the nearest checkpoint above, which inherits the ghost's Gittins index.
     pub(super) heir: u32,
     /// Priority of the request that stored or last used the checkpoint.
     pub(super) priority: i8,

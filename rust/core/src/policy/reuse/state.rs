@@ -41,7 +41,7 @@ pub struct Reuse {
     pub(super) threshold: f32,
     /// Depths and records of the checkpoints that the request at hand passes.
     pub(super) known: Vec<(usize, u32)>,
-    /// What is worth writing to a full tier; made when [`Policy::wants`] is first called.
+    /// The boundaries that are not worth writing to a full tier; made when [`Policy::wants`] is first called.
     pub(super) selection: Option<Selection>,
 }
 

@@ -12,17 +12,17 @@ const NONE: u32 = u32::MAX;
 pub(super) struct TreeEntry {
     pub(super) kind: EntryKind,
     pub(super) held: bool,
-    /// Of a page, whether it counts in `needed_by` of its parent.
+    /// Whether this page counts in `needed_by` of its parent.
     counts: bool,
     present: bool,
     /// The page that the entry hangs from.
     parent: u32,
-    /// Of a page, the number of counting pages that hang from it, and of its own checkpoint.
+    /// For a page: how many counting pages hang from it, plus one for its own checkpoint.
     needed_by: u32,
     /// Record of a checkpoint, or of the checkpoint at a page's end.
     record: u32,
     depth: u32,
-    /// Size of the entry; of a page, with its window pages.
+    /// The size of the entry. A page's size includes that of its window pages.
     size: u32,
     boundary: u64,
 }
@@ -118,9 +118,8 @@ impl Tree {
         }
     }
 
-    /// Removes an entry. Shows to `left` the pages that nothing needs any more, deepest first; those that
-    /// are held, and those of which it says that they are kept, go on counting. Of a checkpoint, returns the
-    /// record of the nearest one above.
+    /// Removes an entry. Shows to `left` the pages that nothing needs any more, deepest first. Pages that are held, and
+    /// those that `left` says are kept, go on counting. For a checkpoint, returns the record of the nearest one above.
     pub(super) fn remove(
         &mut self,
         id: EntryId,
