@@ -26,11 +26,10 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Most slots: a [`SlotId`] names each.
+    /// The most slots of an arena: a [`SlotId`] must be able to name each.
     pub const MAX_SLOTS: usize = u32::MAX as usize;
 
-    /// New slots, all zero, with the planes of all ranks. `slot_bytes` are those of a slot in all planes
-    /// together.
+    /// Creates an arena of zeros, with the planes of all ranks. A slot has `slot_bytes` bytes in all planes together.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] on no slots or too many, and on slots that can't be cut into equal parts;
@@ -39,10 +38,10 @@ impl Arena {
         Self::create_with(geometry, slot_bytes, slots, PlaneOptions::default())
     }
 
-    /// New slots, as [`create`](Self::create) makes them, in memory as the options wish.
+    /// Creates an arena as [`create`](Self::create) does, in memory that meets the options where it can.
     ///
     /// # Errors
-    /// Those of [`create`](Self::create), and [`Error::Budget`] if the system lacks huge pages.
+    /// The errors of [`create`](Self::create), and [`Error::Budget`] if the system lacks huge pages.
     pub fn create_with(
         geometry: &Geometry,
         slot_bytes: usize,
@@ -53,10 +52,11 @@ impl Arena {
         Self::of_ranks(geometry, &ranks, slot_bytes, slots, options)
     }
 
-    /// New slots, as [`create_with`](Self::create_with) makes them, with the plane of one rank alone.
+    /// Creates an arena as [`create_with`](Self::create_with) does, with the plane of one rank alone.
     ///
     /// # Errors
-    /// Those of [`create_with`](Self::create_with), and [`Error::InvalidArgument`] if the geometry has no such rank.
+    /// The errors of [`create_with`](Self::create_with), and [`Error::InvalidArgument`] if the geometry has no such
+    /// rank.
     pub fn create_plane(
         geometry: &Geometry,
         rank: usize,
@@ -167,7 +167,7 @@ impl Arena {
         })
     }
 
-    /// A rank's part of the slots, for its engine, which keeps the plane mapped.
+    /// The slots in one rank's plane, for the rank's engine. The plane stays mapped while the engine has them.
     ///
     /// # Errors
     /// [`Error::Arena`] if this process does not have its plane.
@@ -248,7 +248,7 @@ impl Arena {
     }
 }
 
-/// A plane in an error.
+/// The name of a plane in error texts.
 fn name(plane: &Plane) -> &str {
     plane.path().unwrap_or("private memory")
 }

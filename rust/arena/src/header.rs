@@ -1,11 +1,11 @@
-//! The first bytes of a plane: what its slots hold and how they are cut.
+//! The header of a plane, its first bytes: the geometry that its slots are for, and how they are cut.
 //!
 //! ```text
 //! 0        8         12             16           24      32            64     68      72      header_bytes
 //! | magic  | version | header_bytes | slot_bytes | slots | fingerprint | rank | ranks | zeros | slot 0 ...
 //! ```
-//! Integers are little-endian; the header fills whole pages, so that slots start on one. `slot_bytes` are
-//! those of a slot in this plane.
+//! Integers are little-endian. The header fills whole memory pages, so that slots start on one. `slot_bytes` counts the
+//! bytes of a slot in this plane.
 
 use hybrid_pages::error::{Error, Result};
 use hybrid_pages::geometry::{FORMAT_VERSION, Fingerprint, Geometry};
@@ -26,7 +26,7 @@ pub(crate) struct PlaneHeader {
 impl PlaneHeader {
     pub(crate) const ENCODED_BYTES: usize = 72;
 
-    /// Size of a plane with this header, in whole pages, unless it exceeds memory.
+    /// Bytes of a plane with this header, in whole memory pages; `None` if no allocation can be that large.
     pub(crate) fn total_bytes(&self) -> Option<usize> {
         let slots = self.slots.checked_mul(self.slot_bytes)?;
         let total = slots.checked_add(self.header_bytes)?;

@@ -1,4 +1,4 @@
-//! Pages of 2 MiB: fewer entries in the tables of a CPU and of a device. The system must have reserved them.
+//! Huge pages of 2 MiB: a CPU and a device need fewer table entries for them. The system must have reserved them.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use hybrid_pages::error::{Error, Result};
 /// Size of a huge page.
 pub(crate) const BYTES: usize = 2 << 20;
 
-/// Where Linux counts them.
+/// The directory where Linux counts huge pages.
 const COUNTS: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 
 /// Refuses a size for which the system has too few.

@@ -43,7 +43,8 @@ impl Mapping {
         let mut mapping = Self::of(total, options)?;
         mapping.warning = options.numa_node.and_then(|node| mapping.prefer(node));
         let encoded = header.encode();
-        // Without memory for it, a limit on huge pages for one, the write itself would end the process.
+        // First make the header's memory present: if there is none, the write itself would end the process. A limit on
+        // huge pages can cause that.
         // SAFETY: the mapping is longer than a header, and lives longer than the call.
         let start = unsafe { Region::new(mapping.memory.as_mut_ptr(), encoded.len())? };
         prefault(start, 1, options.numa_node)?;
@@ -72,7 +73,7 @@ impl Mapping {
             (private::create(total)?, None)
         } else {
             let (memory, file) = shared::create(total, options.huge_pages).or_else(|error| {
-                // Another plane may have taken them since.
+                // Another plane may have taken the huge pages since.
                 if options.huge_pages {
                     huge_pages::require(total)?;
                 }
@@ -102,7 +103,7 @@ impl Mapping {
         })
     }
 
-    /// Wishes for memory near a node; what to say if that can't be had. Containers often may not say where
+    /// Asks for memory near a NUMA node. Returns a warning if the system refuses: containers often may not choose where
     /// memory is taken from.
     #[cfg(target_os = "linux")]
     fn prefer(&self, node: u32) -> Option<String> {
@@ -121,7 +122,7 @@ impl Mapping {
         Some("memory is not taken near the device: the system has no way to say so".into())
     }
 
-    /// The memory at a path, once its size, header and seals are what they must be.
+    /// Maps the memory at a path, after a check of its size, header and seals.
     #[cfg(target_os = "linux")]
     pub(crate) fn open(path: &str, geometry: &Geometry) -> Result<(Self, PlaneHeader)> {
         let (memory, file, header) = shared::open(path, geometry)?;
@@ -133,7 +134,7 @@ impl Mapping {
         Ok((mapping, header))
     }
 
-    /// There are no paths to open.
+    /// Fails: private memory has no path to open.
     #[cfg(not(target_os = "linux"))]
     pub(crate) fn open(path: &str, _: &Geometry) -> Result<(Self, PlaneHeader)> {
         Err(Error::arena(format!(
@@ -142,25 +143,25 @@ impl Mapping {
         )))
     }
 
-    /// What could not be had of what its creator wished.
+    /// A warning if the memory could not be taken from the NUMA node that was wished for.
     pub(crate) fn warning(&self) -> Option<&str> {
         self.warning.as_deref()
     }
 
-    /// None of private memory.
+    /// The path of shared memory; `None` for private memory.
     #[cfg(target_os = "linux")]
     pub(crate) fn path(&self) -> Option<&str> {
         self.file.as_ref().map(shared::SharedFile::path)
     }
 
-    /// None of private memory.
+    /// The path of shared memory: always `None`, since all memory is private here.
     #[cfg(not(target_os = "linux"))]
     #[expect(clippy::unused_self, reason = "as on Linux")]
     pub(crate) fn path(&self) -> Option<&str> {
         None
     }
 
-    /// Where the header is mapped.
+    /// The address of the header.
     pub(crate) fn address(&self) -> NonNull<u8> {
         NonNull::new(self.memory.as_mut_ptr()).expect("a mapping is never at address zero")
     }

@@ -1,4 +1,4 @@
-//! Where in the machine memory is taken from.
+//! NUMA nodes: chooses the part of the machine that memory is taken from.
 
 use std::{fs, io};
 
@@ -10,11 +10,11 @@ const NODES: &str = "/sys/devices/system/node";
 /// From `linux/mempolicy.h`: take memory from this node while it has some.
 const MPOL_PREFERRED: libc::c_ulong = 1;
 
-/// Nodes that a mask has room for: more than any kernel is built with.
+/// The number of nodes in a mask: more than any kernel is built with.
 const MAX_NODES: usize = 4096;
 
-/// Has the memory of a mapping taken from a NUMA node, or from others when that one is full: a binding
-/// that insists would end the process then.
+/// Takes the memory of a mapping from a NUMA node, or from others when that one is full: with a strict binding, a full
+/// node would end the process.
 pub(crate) fn prefer(memory: &MmapRaw, node: u32) -> io::Result<()> {
     const BITS: usize = libc::c_ulong::BITS as usize;
     let node = node as usize;
@@ -42,7 +42,7 @@ pub(crate) fn prefer(memory: &MmapRaw, node: u32) -> io::Result<()> {
     }
 }
 
-/// Whether all memory is of this node.
+/// Whether this node is the only one with memory.
 pub(crate) fn is_only(node: u32) -> bool {
     fs::read_to_string(format!("{NODES}/online")).is_ok_and(|all| all.trim() == node.to_string())
 }
@@ -59,7 +59,7 @@ pub(crate) fn go_near(node: u32) -> io::Result<()> {
     Ok(sched_setaffinity(None, &processors)?)
 }
 
-/// The numbers of a list as `0-3,8`.
+/// The numbers in a list such as `0-3,8`.
 fn list(text: &str) -> impl Iterator<Item = usize> {
     text.trim().split(',').flat_map(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));

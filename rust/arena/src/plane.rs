@@ -21,7 +21,7 @@ pub struct Plane {
 }
 
 impl Plane {
-    /// New slots, all zero. `slot_bytes` are those of a slot in this plane.
+    /// Creates the slots, all zero. `slot_bytes` counts the bytes of a slot in this plane.
     pub(crate) fn create(
         geometry: &Geometry,
         rank: usize,
@@ -41,7 +41,7 @@ impl Plane {
         Self::over(Mapping::create(&header, options)?, header)
     }
 
-    /// The slots that another process (or this one) created.
+    /// Opens the slots that another process (or this one) created.
     pub(crate) fn open(path: &str, geometry: &Geometry) -> Result<Arc<Self>> {
         let (mapping, header) = Mapping::open(path, geometry)?;
         Self::over(mapping, header)
@@ -59,7 +59,7 @@ impl Plane {
         }))
     }
 
-    /// The path where other processes of the same user open the plane, as long as its creator lives; `None` of private
+    /// The path where other processes of the same user open the plane, as long as its creator lives; `None` for private
     /// memory.
     #[must_use]
     pub fn path(&self) -> Option<&str> {
@@ -72,13 +72,13 @@ impl Plane {
         self.header.header_bytes
     }
 
-    /// Says that the memory of a NUMA node, which the creator of the plane wished for, could not be had.
+    /// A warning if memory could not be taken from the NUMA node that the creator of the plane wished for.
     #[must_use]
     pub fn warning(&self) -> Option<&str> {
         self.mapping.warning()
     }
 
-    /// The rank whose shards lie here.
+    /// The rank whose shards are in this plane.
     #[must_use]
     pub const fn rank(&self) -> usize {
         self.header.rank
@@ -102,7 +102,7 @@ impl Plane {
         &self.header.fingerprint
     }
 
-    /// The slots for an engine, which keeps the plane mapped.
+    /// The slots, for an engine. The plane stays mapped while the engine has them.
     #[must_use]
     pub fn memory(self: &Arc<Self>) -> SlotMemory {
         let owner = Arc::clone(self);
@@ -116,7 +116,7 @@ impl Plane {
         .expect("slots fill their region")
     }
 
-    /// All slots as one region: what a device pins. It is gone with the plane.
+    /// All slots as one region, for a device to pin. The region is valid while the plane lives.
     #[must_use]
     pub fn region(&self) -> Region {
         self.region

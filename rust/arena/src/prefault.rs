@@ -1,5 +1,5 @@
-//! Takes memory from the system before it is used, by several threads: pages that were touched are
-//! pinned at memory speed, and the first store does not wait for zeros.
+//! Takes memory from the system before it is used, with several threads. Touched memory pages are pinned at memory
+//! speed, and the first store does not wait for the system to clear them.
 
 use std::io;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use hybrid_pages::error::{Cause, Error, Result};
 use hybrid_pages::transfer::Region;
 
-/// Makes every page that a region touches present and writable, near a NUMA node if one is named and its
-/// processors may be used. What it holds does not change, and others may use it meanwhile.
+/// Makes every memory page that a region touches present and writable, near a NUMA node if one is named and its
+/// processors may be used. The bytes do not change, and others may use them meanwhile.
 ///
 /// # Errors
 /// [`Error::Arena`] if the system has no memory for it.
@@ -24,14 +24,14 @@ pub fn prefault(region: Region, threads: usize, node: Option<u32>) -> Result<()>
             let bytes = share.min(end - from);
             let first = PrefaultPart(base.with_addr(from));
             let populate = move || {
-                // A wish, as the node of a plane is.
+                // The node is only a wish, so an error is ignored.
                 #[cfg(target_os = "linux")]
                 let _ = node.map(crate::numa::go_near);
                 #[cfg(not(target_os = "linux"))]
                 let _ = node;
                 first.populate(bytes, page)
             };
-            // Without a thread, which the system may refuse, the next ones do it.
+            // The system may refuse a thread: then the call fails.
             std::thread::Builder::new().spawn_scoped(scope, populate)
         };
         let running: Vec<_> = parts.map(populate).collect();
@@ -60,7 +60,7 @@ pub fn prefault(region: Region, threads: usize, node: Option<u32>) -> Result<()>
     Ok(())
 }
 
-/// Where a thread begins.
+/// The address at which a thread begins.
 struct PrefaultPart(*mut u8);
 
 // SAFETY: an address within a region, which any thread may touch.
@@ -73,7 +73,7 @@ impl PrefaultPart {
             use rustix::mm::{Advice, madvise};
             // SAFETY: whole pages of a mapping, whose contents the call keeps.
             match unsafe { madvise(self.0.cast(), bytes, Advice::LinuxPopulateWrite) } {
-                // Before Linux 5.14.
+                // Linux before 5.14 does not know the advice.
                 Err(rustix::io::Errno::INVAL) => {}
                 outcome => return Ok(outcome?),
             }

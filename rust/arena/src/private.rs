@@ -1,4 +1,4 @@
-//! Memory of this process alone: what a system without memfds can give.
+//! Memory of this process alone, for systems without memfds and for planes that nobody else opens.
 
 use memmap2::{MmapOptions, MmapRaw};
 

@@ -17,7 +17,7 @@ use hybrid_pages::geometry::Geometry;
 
 use crate::header::PlaneHeader;
 
-/// The file of a mapping. Its creator keeps the descriptor open: that is what its path names.
+/// The file of a mapping. Its creator keeps the descriptor open, since the path names the descriptor.
 #[derive(Debug)]
 pub(crate) struct SharedFile {
     path: String,
@@ -30,7 +30,7 @@ impl SharedFile {
     }
 }
 
-/// A new file, all zeros.
+/// Creates a file, all zeros, and maps it.
 pub(crate) fn create(total: usize, huge_pages: bool) -> Result<(MmapRaw, SharedFile)> {
     let failed = |what: &str, error: io::Error| {
         Error::arena(Cause::new(
@@ -47,7 +47,7 @@ pub(crate) fn create(total: usize, huge_pages: bool) -> Result<(MmapRaw, SharedF
     Ok((memory, SharedFile { path, _file: file }))
 }
 
-/// The file at a path, once its size, header and seals are what they must be.
+/// Opens and maps the file at a path, after a check of its size, header and seals.
 pub(crate) fn open(path: &str, geometry: &Geometry) -> Result<(MmapRaw, SharedFile, PlaneHeader)> {
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => Error::arena(Cause::new(
@@ -62,7 +62,7 @@ pub(crate) fn open(path: &str, geometry: &Geometry) -> Result<(MmapRaw, SharedFi
             error,
         )),
     };
-    // Whatever has taken over the descriptor's number, opening it must not block.
+    // The descriptor's number may name something else by now: opening that must not block.
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
     let mut options = OpenOptions::new();
     let options = options
@@ -106,7 +106,7 @@ pub(crate) fn open(path: &str, geometry: &Geometry) -> Result<(MmapRaw, SharedFi
     Ok((memory, file, header))
 }
 
-/// A core dump of a process leaves it out: it would take minutes, and a disk.
+/// Maps a file, and keeps it out of core dumps, which would take minutes and fill a disk.
 fn map(file: &File) -> io::Result<MmapRaw> {
     let memory = MmapRaw::map_raw(file)?;
     // SAFETY: a new mapping, of which this changes no byte.
@@ -120,7 +120,8 @@ fn map(file: &File) -> io::Result<MmapRaw> {
     Ok(memory)
 }
 
-/// Never to be executed, where the kernel knows of that (6.3) and may insist on it.
+/// Creates an anonymous file that can't be executed, where the kernel (from 6.3 on) knows that flag and may insist on
+/// it.
 fn anonymous_file(huge_pages: bool) -> io::Result<File> {
     let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     if huge_pages {
@@ -134,7 +135,7 @@ fn anonymous_file(huge_pages: bool) -> io::Result<File> {
     Ok(File::from(file))
 }
 
-/// The size may not change once the header is written, nor may the seals.
+/// The seals of a file: once the header is written, neither the size nor the seals can change.
 fn seals() -> SealFlags {
     SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL
 }
