@@ -1,4 +1,4 @@
-//! Eight 64-bit lanes, and XXH3's two operations on them, for each set of instructions.
+//! Eight 64-bit lanes, and XXH3's two operations on them, for each instruction set.
 //! <https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>, "XXH3 algorithm overview".
 
 /// Bytes of a tile; the last one of a payload counts as filled up with zeros.
@@ -14,8 +14,8 @@ const PRIME32_1: u64 = 0x9E37_79B1;
 /// The state of XXH3, or one stripe, or one key.
 ///
 /// # Safety
-/// An implementation is used only on machines that have its instructions. Addresses are of
-/// [`STRIPE_BYTES`] bytes, readable or writable as the method needs.
+/// An implementation is used only on machines that have its instructions. Addresses point to [`STRIPE_BYTES`] bytes,
+/// readable or writable as the method needs.
 pub(crate) trait Lanes: Copy {
     unsafe fn load(from: *const u8) -> Self;
     unsafe fn store(self, to: *mut u8);
@@ -26,7 +26,7 @@ pub(crate) trait Lanes: Copy {
     unsafe fn scramble(self, key: Self) -> Self;
 }
 
-/// Addresses of writes past the caches are multiples of this.
+/// Writes past the caches go to addresses that are multiples of this.
 pub(crate) const STREAM_ALIGN: usize = 32;
 
 /// Ends writes past the caches: other threads see them before what is written later.
@@ -39,7 +39,7 @@ pub fn fence() {
     }
 }
 
-/// Asks for bytes that are read soon.
+/// Fetches bytes into the caches that are read soon.
 #[inline(always)]
 pub(crate) fn prefetch(_address: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -49,26 +49,26 @@ pub(crate) fn prefetch(_address: *const u8) {
     }
 }
 
-/// Plain Rust; the compiler uses what every machine of the target has (SSE2, NEON).
+/// The lanes in plain Rust; the compiler uses what every machine of the target has (SSE2, NEON).
 #[derive(Clone, Copy)]
 pub(crate) struct Portable([u64; 8]);
 
 impl Lanes for Portable {
     #[inline(always)]
     unsafe fn load(from: *const u8) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the rules of the trait.
         Self(unsafe { from.cast::<[u64; 8]>().read_unaligned() })
     }
 
     #[inline(always)]
     unsafe fn store(self, to: *mut u8) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the rules of the trait.
         unsafe { to.cast::<[u64; 8]>().write_unaligned(self.0) };
     }
 
     #[inline(always)]
     unsafe fn stream(self, to: *mut u8) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the rules of the trait.
         unsafe { self.store(to) };
     }
 
@@ -114,7 +114,7 @@ mod x86 {
     impl Lanes for Avx2 {
         #[inline(always)]
         unsafe fn load(from: *const u8) -> Self {
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the rules of the trait.
             Self::of(|half| unsafe { _mm256_loadu_si256(from.cast::<__m256i>().add(half)) })
         }
 
@@ -122,7 +122,7 @@ mod x86 {
         unsafe fn store(self, to: *mut u8) {
             let [low, high] = self.0;
             let to = to.cast::<__m256i>();
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the rules of the trait.
             unsafe {
                 _mm256_storeu_si256(to, low);
                 _mm256_storeu_si256(to.add(1), high);
@@ -133,7 +133,7 @@ mod x86 {
         unsafe fn stream(self, to: *mut u8) {
             let [low, high] = self.0;
             let to = to.cast::<__m256i>();
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the rules of the trait.
             unsafe {
                 _mm256_stream_si256(to, low);
                 _mm256_stream_si256(to.add(1), high);

@@ -1,8 +1,8 @@
 //! Copies and hashes stripes in one pass, by the best instructions that this machine has.
 //!
-//! A copy waits for memory, so wider ones than AVX2 gain nothing. A write through the caches reads first what it
-//! overwrites, and one past them doesn't: that pays where a transfer is larger than they are, on some
-//! processors. See `benches/README.md`.
+//! A copy waits for memory, so instructions wider than AVX2 gain nothing. A write through the caches first reads the
+//! bytes that it overwrites; a write past them does not. On some processors that pays for transfers larger than the
+//! caches. See `benches/README.md`.
 
 #[cfg(target_arch = "x86_64")]
 use std::sync::LazyLock;
@@ -18,12 +18,12 @@ const STRIPES: usize = TILE_BYTES / STRIPE_BYTES;
 const BLOCK: usize = (SECRET.len() - STRIPE_BYTES) / 8;
 const SCRAMBLE_KEY: usize = SECRET.len() - STRIPE_BYTES;
 const LAST_KEY: usize = SCRAMBLE_KEY - 7;
-/// How far ahead bytes are asked for: processors do not do it across pages.
+/// How many bytes ahead to fetch into the caches: processors do not do so across memory pages.
 const AHEAD: usize = 2048;
 
-/// TileState, its next stripe, from, to or null, number of stripes.
+/// Arguments: state of the tile, index of its next stripe, source, target or null, number of stripes.
 type Hash = unsafe fn(&mut TileState, usize, *const u8, *mut u8, usize);
-/// From, to, number of stripes.
+/// Arguments: source, target, number of stripes.
 type Copy = unsafe fn(*const u8, *mut u8, usize);
 
 /// A way to copy and to hash: one set of instructions, through the processor's caches or past them.
@@ -45,7 +45,7 @@ static AVX2: CopyPath = CopyPath {
     hash: hash_avx2,
     copy: copy_avx2,
 };
-/// Writes past the caches.
+/// AVX2, with writes past the caches.
 #[cfg(target_arch = "x86_64")]
 static AVX2_STREAM: CopyPath = CopyPath {
     name: "avx2, past the caches",
@@ -53,7 +53,7 @@ static AVX2_STREAM: CopyPath = CopyPath {
     copy: stream_copy_avx2,
 };
 
-/// Writes of transfers of so many bytes go past the caches.
+/// Transfers of at least so many bytes are written past the caches.
 #[cfg(target_arch = "x86_64")]
 const STREAM_BYTES: usize = 2 << 20;
 
@@ -78,11 +78,11 @@ impl CopyPath {
         Self::all().next().unwrap_or(&PORTABLE)
     }
 
-    /// Hashes `count` stripes of a tile from its stripe `first` on and, unless `to` is null, writes them: before
-    /// this thread's next [`fence`](crate::fence), not for other threads.
+    /// Hashes `count` stripes of a tile from its stripe `first` on and, unless `to` is null, copies them there. Other
+    /// threads may see the copies only after this thread's next [`fence`](crate::fence).
     ///
     /// # Safety
-    /// `from` can be read, and `to` be written or is null; they do not overlap.
+    /// `from` is readable, and `to` is writable or null. They do not overlap.
     pub(crate) unsafe fn hash(
         &self,
         state: &mut TileState,
@@ -102,10 +102,10 @@ impl CopyPath {
         self.name
     }
 
-    /// Copies so many bytes: before this thread's next [`fence`](crate::fence), not for other threads.
+    /// Copies `length` bytes. Other threads may see the copies only after this thread's next [`fence`](crate::fence).
     ///
     /// # Safety
-    /// `from` can be read and `to` be written; they do not overlap.
+    /// `from` is readable and `to` writable. They do not overlap.
     pub unsafe fn copy(&self, from: *const u8, to: *mut u8, length: usize) {
         let stripes = length / STRIPE_BYTES;
         let whole = stripes * STRIPE_BYTES;
@@ -118,8 +118,8 @@ impl CopyPath {
     }
 }
 
-/// Whether writes past the caches were seen to be faster on processors of this kind. Asked once: a virtual
-/// machine answers slowly.
+/// Whether writes past the caches were measured to be faster on this kind of processor. It is asked once, since a
+/// virtual machine answers slowly.
 #[cfg(target_arch = "x86_64")]
 static STREAMS: LazyLock<bool> = LazyLock::new(|| {
     let leaf = std::arch::x86_64::__cpuid(0);
@@ -158,7 +158,7 @@ pub(crate) const START: TileState = [
     0x9E37_79B1,
 ];
 
-/// What becomes of the bytes that are hashed.
+/// Ways to hash bytes: only read them, write them through the caches, or write them past the caches.
 const READ: u8 = 0;
 const WRITE: u8 = 1;
 const STREAM: u8 = 2;
@@ -173,7 +173,7 @@ unsafe fn hash_with<L: Lanes, const WAY: u8>(
 ) {
     let key = |offset: usize| {
         let key = SECRET[offset..][..STRIPE_BYTES].as_ptr();
-        // SAFETY: the slice is as long.
+        // SAFETY: the slice is as long as a stripe.
         unsafe { L::load(key) }
     };
     // SAFETY: the state is as long as a stripe; addresses stay inside what the caller gives.
@@ -237,7 +237,7 @@ macro_rules! compile {
             to: *mut u8,
             count: usize,
         ) {
-            // SAFETY: the caller's; streams are aligned.
+            // SAFETY: the caller keeps the rules of the function; streams are aligned.
             unsafe {
                 if to.is_null() {
                     hash_with::<$lanes, READ>(state, first, from, to, count);
@@ -251,7 +251,7 @@ macro_rules! compile {
 
         $(#[target_feature(enable = $feature)])?
         unsafe fn $copy(from: *const u8, to: *mut u8, stripes: usize) {
-            // SAFETY: the caller's; streams are aligned.
+            // SAFETY: the caller keeps the rules of the function; streams are aligned.
             unsafe {
                 if $way == STREAM && to.addr().is_multiple_of(STREAM_ALIGN) {
                     copy_with::<$lanes, STREAM>(from, to, stripes);

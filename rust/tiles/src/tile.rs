@@ -11,7 +11,7 @@ pub struct Tile {
     state: TileState,
     /// Bytes taken so far.
     position: usize,
-    /// The stripe that the position is in, up to there.
+    /// The bytes of the unfinished stripe, up to the position.
     begun: [u8; STRIPE_BYTES],
 }
 
@@ -29,7 +29,7 @@ impl Tile {
         Self::new(CopyPath::best(usize::MAX))
     }
 
-    /// An empty tile, whose bytes take a path.
+    /// An empty tile whose bytes are hashed and copied by the given path.
     #[must_use]
     pub const fn new(path: &'static CopyPath) -> Self {
         Self {
@@ -50,20 +50,20 @@ impl Tile {
     /// Hashes the next bytes.
     ///
     /// # Panics
-    /// If they are more than [`room`](Self::room).
+    /// If there are more bytes than [`room`](Self::room).
     pub(crate) fn take(&mut self, bytes: &[u8]) {
         // SAFETY: nothing is written.
         unsafe { self.pass(bytes.as_ptr(), std::ptr::null_mut(), bytes.len()) };
     }
 
-    /// Hashes the next bytes and, unless `to` is null, copies them there: each is read once, so what is hashed is
-    /// what is written.
+    /// Hashes the next bytes and, unless `to` is null, copies them there. Each byte is read once, so the hash is that
+    /// of the bytes that are written.
     ///
     /// # Safety
-    /// `from` can be read, and `to` be written or is null; they do not overlap.
+    /// `from` is readable, and `to` is writable or null. They do not overlap.
     ///
     /// # Panics
-    /// If they are more than the tile can still take.
+    /// If there are more bytes than the tile can still take.
     #[inline]
     pub unsafe fn pass(&mut self, from: *const u8, to: *mut u8, length: usize) {
         assert!(length <= self.room(), "a tile holds {TILE_BYTES} bytes");
@@ -105,7 +105,7 @@ impl Tile {
     unsafe fn pass_part(&mut self, from: *const u8, to: *mut u8, length: usize) {
         let start = self.position % STRIPE_BYTES;
         let part = &mut self.begun[start..][..length];
-        // SAFETY: the caller's; the part is as long.
+        // SAFETY: the caller keeps the rules of the function, and the part is as long.
         unsafe {
             from.copy_to_nonoverlapping(part.as_mut_ptr(), length);
             if !to.is_null() {
@@ -130,7 +130,7 @@ impl Tile {
     /// The safety rules of [`pass`](Self::pass) hold.
     unsafe fn pass_stripes(&mut self, from: *const u8, to: *mut u8, count: usize) {
         let first = self.position / STRIPE_BYTES;
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the rules of the function.
         unsafe { self.path.hash(&mut self.state, first, from, to, count) };
         self.position += count * STRIPE_BYTES;
     }
@@ -139,7 +139,7 @@ impl Tile {
 /// XXH3-64 of one tile of at most [`TILE_BYTES`], filled up with zeros.
 ///
 /// # Panics
-/// If there are more bytes.
+/// If there are more than [`TILE_BYTES`] bytes.
 #[must_use]
 pub fn tile_digest(bytes: &[u8]) -> u64 {
     let mut tile = Tile::new(CopyPath::best(0));
@@ -154,7 +154,7 @@ mod tests {
 
     use super::*;
 
-    /// Random bytes of a length that is likely to be near a limit, in parts, from and to any alignment.
+    /// Random bytes: the lengths are likely to be near limits, the parts have any alignment.
     fn any_tile() -> impl Strategy<Value = (Vec<u8>, Vec<usize>, usize, usize)> {
         let near = |limit: usize| limit.saturating_sub(2)..=TILE_BYTES.min(limit + 2);
         let length = prop_oneof![
@@ -177,7 +177,7 @@ mod tests {
         cuts.windows(2).map(|pair| pair[0]..pair[1]).collect()
     }
 
-    /// A buffer of those bytes at an offset, with others around them.
+    /// A buffer with those bytes at an offset, between other bytes.
     fn placed(bytes: &[u8], offset: usize) -> Vec<u8> {
         let mut buffer = vec![0xA5; offset + bytes.len() + 130];
         buffer[offset..][..bytes.len()].copy_from_slice(bytes);
