@@ -1,4 +1,4 @@
-//! Where the engine blocks of an entry stand in an engine's block tables.
+//! The columns of an engine's block tables that hold the engine blocks of an entry.
 
 use std::ops::Range;
 
@@ -6,8 +6,8 @@ use hybrid_pages::error::{Error, Result};
 
 /// The columns that entries of one group take in the group's block table.
 ///
-/// Of the `per_block` engine blocks of a block, an entry has the last `count`: a state lies at the block's end, and a
-/// window that is narrower than the block sees only the last engine blocks from there.
+/// A block has `per_block` engine blocks, and its entry takes the last `count` of them: a state is at the block's end,
+/// and a window that is narrower than the block sees only the last engine blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Columns {
     per_block: usize,
@@ -64,7 +64,7 @@ impl Columns {
     }
 }
 
-/// A part of one block table of a request: the ids from one column on. An id of 0 is no engine block.
+/// A part of one block table of a request: the ids from one column on. An id of 0 means that there is no engine block.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TablePart {
     /// The column of the first id.
@@ -83,8 +83,8 @@ impl TablePart {
 /// The columns of each group of a class, with the part of the group's block table that is looked at.
 pub type TableParts<'a> = [(Columns, &'a TablePart)];
 
-/// Adds the engine blocks that a store of a block's entry reads to `ids`, if all of them are there; says whether.
-/// A window group has none where the window has passed.
+/// Adds to `ids` the engine blocks that a store of a block's entry reads. Returns false and adds nothing if one is
+/// missing: a window group has none where the window has passed.
 #[must_use]
 pub fn sources(parts: &TableParts<'_>, block: usize, ids: &mut Vec<u32>) -> bool {
     let before = ids.len();
@@ -98,11 +98,11 @@ pub fn sources(parts: &TableParts<'_>, block: usize, ids: &mut Vec<u32>) -> bool
     whole
 }
 
-/// The engine blocks that a load of a block's entry writes, for a request that resumes after `end` tokens. `None` is
-/// a part of a window that the request will not read, and for which the engine has given it no block.
+/// The engine blocks that a load of a block's entry writes, for a request that resumes after `end` tokens. `None`
+/// stands for a part of a window that the request will not read: the engine has given it no block for that.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] if it has no engine block for what it will read.
+/// [`Error::InvalidArgument`] if an engine block is missing that the request will read.
 pub fn targets(parts: &TableParts<'_>, block: usize, end: usize) -> Result<Vec<Option<u32>>> {
     let mut targets = Vec::new();
     for (columns, part) in parts {

@@ -1,4 +1,4 @@
-//! What the stores ask and tell an engine. The binding implements these traits over the engine's objects.
+//! The engine as the stores see it: traits that the binding implements over the engine's objects.
 
 use std::ops::{Deref, DerefMut};
 
@@ -16,17 +16,17 @@ pub struct RankCopy {
     pub bytes: usize,
     /// Seconds that the copy took.
     pub seconds: f64,
-    /// Eight bytes of each entry, in the machine's order; empty if the rank computes no checksums.
+    /// The checksums of the entries, eight bytes each in the machine's byte order; empty if the rank computes none.
     pub checksums: Vec<u8>,
 }
 
-/// What a store in flight holds of the engine's objects.
+/// The types of the engine's objects that a store in flight holds.
 pub trait Handles {
     /// The name of a request.
     type Name;
     /// An engine block that is pinned: given to no other request until it is unpinned.
     type Pin;
-    /// What one rank reports of a store.
+    /// The report of one rank about a store.
     type Outcome;
 }
 
@@ -34,73 +34,73 @@ pub trait Handles {
 pub type NameOf<E> = <<E as ServingEngine>::Handles as Handles>::Name;
 /// A pinned block of an engine.
 pub type PinOf<E> = <<E as ServingEngine>::Handles as Handles>::Pin;
-/// What one rank of an engine reports of a store.
+/// The report of one rank of an engine about a store.
 pub type OutcomeOf<E> = <<E as ServingEngine>::Handles as Handles>::Outcome;
 
-/// The engine: its block pool, and whoever hears of what is not stored.
+/// The engine: its block pool, and a listener that hears what is not stored.
 pub trait ServingEngine {
-    /// What the engine's objects may raise.
+    /// The error that the engine's objects raise.
     type Error: From<Error>;
-    /// What a store in flight holds of the engine's objects.
+    /// The types of the engine's objects that a store in flight holds.
     type Handles: Handles;
 
     /// Pins engine blocks by their ids: all of them, or none and an error.
     ///
     /// # Errors
-    /// What the engine's pool raises.
+    /// Errors of the engine's block pool.
     fn pin(&self, blocks: &[u32]) -> Result<Vec<PinOf<Self>>, Self::Error>;
 
     /// Lets go of pinned engine blocks.
     ///
     /// # Errors
-    /// What the engine's pool raises.
+    /// Errors of the engine's block pool.
     fn unpin(&self, pins: &[PinOf<Self>]) -> Result<(), Self::Error>;
 
-    /// Hears that so many entries are not stored, and why.
+    /// Tells the listener that so many entries are not stored, and why.
     ///
     /// # Errors
-    /// What the listener raises.
+    /// Errors of the listener.
     fn skipped(&self, reason: &str, entries: usize) -> Result<(), Self::Error>;
 
     /// Whether a rank reports that it could not copy.
     ///
     /// # Errors
-    /// Why the outcome can't be read.
+    /// If the outcome can't be read.
     fn has_failed(&self, outcome: &OutcomeOf<Self>) -> Result<bool, Self::Error>;
 
-    /// What a rank has copied.
+    /// The copy that a rank reports.
     ///
     /// # Errors
-    /// Why the outcome can't be read.
+    /// If the outcome can't be read.
     fn copied(&self, outcome: &OutcomeOf<Self>) -> Result<RankCopy, Self::Error>;
 
-    /// Hears of a rank that could not copy; `first`: the first one of its store.
+    /// Tells the listener that a rank could not copy. `first`: whether it is the first such rank of its store.
     ///
     /// # Errors
-    /// What the listener raises.
+    /// Errors of the listener.
     fn not_copied(&self, outcome: &OutcomeOf<Self>, first: bool) -> Result<(), Self::Error>;
 
-    /// Hears that a store could not be published.
+    /// Tells the listener that a store could not be published.
     ///
     /// # Errors
-    /// What the listener raises, and an error that is no store's own.
+    /// Errors of the listener, and `error` if it concerns more than this store.
     fn not_published(&self, job: usize, error: Self::Error) -> Result<(), Self::Error>;
 }
 
-/// What is stored of a request besides what its run says.
+/// A request's run, and what else is known for its stores.
 #[derive(Debug)]
 pub struct TrackedRun {
-    /// What the request's steps fill.
+    /// The request's run, from step to step.
     pub run: Run,
     /// The namespace of the request in the cache.
     pub namespace: NamespaceId,
-    /// What the application says of the request, if anything.
+    /// The application's hints about the request, if it gave any.
     pub hints: Option<Hints>,
     /// Whether the request wants to be stored.
     pub stores: bool,
-    /// Whether the run goes on from bytes that may be wrong: nothing of it is published.
+    /// Whether the run goes on from bytes that may be wrong: then nothing of it is published.
     pub stale: bool,
-    /// Whether the connector wants to hear of each step before that is planned.
+    /// Whether the connector wants to hear of each step before the step is planned.
     pub steered: bool,
 }
 
@@ -146,34 +146,34 @@ pub trait StepRequest: RequestView<Error: From<Error>> {
     /// The request's name.
     ///
     /// # Errors
-    /// What the engine's objects raise.
+    /// Errors of the engine's objects.
     fn name(&self) -> Result<NameOf<Self::Engine>, Self::Error>;
 
     /// The request's run, which nobody else sees meanwhile.
     ///
     /// # Errors
-    /// That somebody else has it.
+    /// If somebody else is using it.
     fn tracked(&self) -> Result<Self::Tracked<'_>, Self::Error>;
 
     /// The request's block tables, for this step only.
     ///
     /// # Errors
-    /// What the engine's objects raise.
+    /// Errors of the engine's objects.
     fn tables(&self) -> Result<&Self::Tables, Self::Error>;
 
     /// Brings the keys up to date with the request's tokens.
     ///
     /// # Errors
-    /// What the engine's objects raise.
+    /// Errors of the engine's objects.
     fn read_keys(&self) -> Result<(), Self::Error>;
 
     /// The keys of leading blocks, `limit` at most, as they were last read.
     fn leading_keys(&self, limit: usize) -> Self::Keys<'_>;
 
-    /// Called before a step over `new_tokens` tokens from `start` on that is steered, speculates, or does not begin
-    /// behind the one before.
+    /// Called before a step over `new_tokens` tokens from `start` on, if the step is steered, has drafts, or does not
+    /// begin where the step before ended.
     ///
     /// # Errors
-    /// What the connector raises.
+    /// Errors of the connector.
     fn begins(&self, start: usize, new_tokens: usize) -> Result<(), Self::Error>;
 }

@@ -45,7 +45,7 @@ impl StoreEntries {
     /// Adds an entry of a class, with its slots and its engine blocks.
     pub fn push(&mut self, class: usize, slots: &[SlotId], blocks: &[u32]) {
         if self.entries.is_empty() {
-            // Most often nearly all of them are pages, which are alike.
+            // Most often nearly all entries are pages, which take equally many slots.
             self.slots.reserve(slots.len() * self.entries.capacity());
         }
         self.slots.extend_from_slice(slots);

@@ -1,4 +1,4 @@
-//! What an engine like vLLM is to the cache: block tables, steps that fill them, and stores of what a step completes.
+//! The vLLM side of the cache: block tables, the steps that fill them, and stores of the blocks that a step completes.
 //!
 //! The crate knows no Python: it reads the engine's objects through traits, which the binding implements.
 //! ARCHITECTURE.md has the levels of its modules.

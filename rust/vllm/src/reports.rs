@@ -1,15 +1,15 @@
-//! What the ranks report of one store. Each rank reports once, when it copies no more.
+//! The reports of the ranks about one store. Each rank reports once, when it has stopped copying.
 
 use hybrid_pages::error::Error;
 
-/// The reports of a store's ranks. The store's slots and engine blocks are the ranks' until [`Reports::all_in`].
+/// The reports of a store's ranks. Until [`Reports::all_in`], ranks may use the store's slots and engine blocks.
 #[derive(Debug)]
 pub struct Reports<O> {
-    /// By rank.
+    /// The outcomes by rank; `None` for a rank that has not reported.
     outcomes: Vec<Option<O>>,
-    /// Somebody reported whose rank cannot be read. Whether two of those are one rank or two, nobody knows.
+    /// Whether a report came whose rank can't be read. Two such reports may be from one rank or from two.
     nameless: bool,
-    /// Something that was reported makes no sense.
+    /// Whether any report made no sense.
     doubtful: bool,
 }
 
@@ -24,7 +24,7 @@ impl<O> Reports<O> {
         }
     }
 
-    /// Whether no rank copies any more: a nameless report can only be that of the one rank that is missing.
+    /// Whether no rank copies any more. A report without a rank stands for the missing rank, if only one is missing.
     #[must_use]
     pub fn all_in(&self) -> bool {
         let missing = self.outcomes.iter().filter(|outcome| outcome.is_none());

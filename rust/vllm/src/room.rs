@@ -1,4 +1,4 @@
-//! Reserves room in the cache for what block tables have.
+//! Reserves room in the cache for the entries that block tables have.
 
 use std::ops::{Deref, Range};
 
@@ -9,12 +9,12 @@ use hybrid_pages::policy::Hints;
 use crate::entries::StoreEntries;
 use crate::tables::{EntrySource, TableColumns, Tables};
 
-/// What to store of one prefix.
+/// The pages and states of one prefix that are to be stored.
 #[derive(Debug)]
 pub struct RoomRequest<'a, T> {
     /// The namespace of the prefix.
     pub namespace: NamespaceId,
-    /// Where entries are in the block tables.
+    /// The columns of entries in the block tables.
     pub columns: &'a TableColumns,
     /// The block tables.
     pub tables: &'a T,
@@ -22,7 +22,7 @@ pub struct RoomRequest<'a, T> {
     pub blocks: Range<usize>,
     /// The states that are stored.
     pub states: &'a [StateSource],
-    /// What the application says of the request, if anything.
+    /// The application's hints about the request, if it gave any.
     pub hints: Option<Hints>,
 }
 
@@ -41,17 +41,17 @@ pub struct StateSource {
 pub struct Reserved {
     /// Publishes the entries, or gives them up.
     pub lease: WriteLease,
-    /// What to copy.
+    /// The entries to copy.
     pub entries: StoreEntries,
-    /// Leading blocks of those asked for that the cache had already.
+    /// How many leading blocks of those asked for the cache already had.
     pub resident: usize,
 }
 
-/// Reserves room for states, and for the pages that the cache lacks; none if there is nothing to store. `keys` gives
-/// the keys of so many leading blocks.
+/// Reserves room for states, and for the pages that the cache lacks; `None` if there is nothing to store. `keys` gives
+/// the keys of as many leading blocks as it is asked for.
 ///
 /// # Errors
-/// Why the tables can't be read, and what the cache rejects.
+/// If the tables can't be read, or if the cache rejects the request.
 pub fn make_room<T: Tables, K: Deref<Target = [PrefixKey]>>(
     cache: &Cache,
     request: &RoomRequest<'_, T>,

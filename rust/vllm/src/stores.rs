@@ -16,7 +16,7 @@ use crate::room::{RoomRequest, StateSource, make_room};
 use crate::runs::{HandOver, ProvenState, RunRules, StorePlan};
 use crate::tables::TableColumns;
 
-/// A store that was planned: its number, and what it copies.
+/// A planned store: its number, and the entries that it copies.
 pub type Job = (usize, StoreEntries);
 
 /// Outcomes of one store as they were reported, each with its rank where that could be read.
@@ -28,16 +28,16 @@ struct StoreInFlight<H: Handles> {
     request: H::Name,
     pins: Vec<H::Pin>,
     entries: usize,
-    /// The source blocks turned out to hold something else.
+    /// Whether the source blocks turned out to hold something else.
     void: bool,
     reports: Reports<H::Outcome>,
 }
 
 struct Jobs<H: Handles> {
-    /// By number, ascending.
+    /// The stores in flight, by number, ascending.
     in_flight: Vec<(usize, StoreInFlight<H>)>,
     next: usize,
-    /// Bytes of what was published, and seconds that copies of it took on all ranks, since they were last taken.
+    /// Bytes that were published since this was last taken, and the seconds that copying them took on all ranks.
     copied: (usize, f64),
 }
 
@@ -61,7 +61,7 @@ pub struct Stores<H: Handles> {
     cache: Arc<Cache>,
     columns: TableColumns,
     rules: RunRules,
-    /// The index of each recurrent class, and which of the recurrent groups are its own.
+    /// The index of each recurrent class, and the range of its groups among the recurrent groups.
     recurrent: Vec<(usize, Range<usize>)>,
     ranks: usize,
     /// Whether this engine stores at all.
@@ -70,7 +70,7 @@ pub struct Stores<H: Handles> {
 }
 
 impl<H: Handles> Stores<H> {
-    /// Stores of an engine with this geometry. Without `writes` runs are followed and nothing is stored.
+    /// Stores of an engine with this geometry. Without `writes`, runs are followed but nothing is stored.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] unless the rules have the geometry's recurrent groups.
@@ -139,7 +139,7 @@ impl<H: Handles> Stores<H> {
     /// hands over the states that `handed_over` reads, if there are any.
     ///
     /// # Errors
-    /// What the engine's objects raise. Nothing stays reserved or pinned then.
+    /// Errors of the engine's objects. Nothing stays reserved or pinned then.
     pub fn step<R: StepRequest<Engine: ServingEngine<Error = R::Error, Handles = H>>>(
         &self,
         request: &R,
@@ -177,7 +177,7 @@ impl<H: Handles> Stores<H> {
     /// Plans a store of what accepted drafts have completed.
     ///
     /// # Errors
-    /// What the engine's objects raise. Nothing stays reserved or pinned then.
+    /// Errors of the engine's objects. Nothing stays reserved or pinned then.
     pub fn report<R: StepRequest<Engine: ServingEngine<Error = R::Error, Handles = H>>>(
         &self,
         request: &R,
@@ -190,7 +190,7 @@ impl<H: Handles> Stores<H> {
     /// Plans a store of what is left of a request that has ended.
     ///
     /// # Errors
-    /// What the engine's objects raise. Nothing stays reserved or pinned then.
+    /// Errors of the engine's objects. Nothing stays reserved or pinned then.
     pub fn finish<R: StepRequest<Engine: ServingEngine<Error = R::Error, Handles = H>>>(
         &self,
         request: &R,
@@ -227,7 +227,7 @@ impl<H: Handles> Stores<H> {
         Ok(job)
     }
 
-    /// The states of each class all of whose groups' blocks are known.
+    /// The states of each class whose groups' blocks are all known.
     fn sources<E: ServingEngine<Handles = H>>(
         &self,
         engine: &E,
@@ -299,7 +299,7 @@ impl<H: Handles> Stores<H> {
 
     // ---- what becomes of stores in flight
 
-    /// The number of each store in flight, with what `of` makes of its request and its pins.
+    /// Calls `of` with the request and the pins of each store in flight. Returns each store's number with the result.
     pub fn map_in_flight<T>(&self, of: impl Fn(&H::Name, &[H::Pin]) -> T) -> Vec<(usize, T)> {
         let jobs = self.lock();
         let in_flight = jobs.in_flight.iter();
@@ -308,7 +308,7 @@ impl<H: Handles> Stores<H> {
             .collect()
     }
 
-    /// Publishes nothing of a store, if it is in flight: its source blocks hold something else.
+    /// Prevents the publication of a store, if it is in flight: its source blocks hold something else.
     pub fn void(&self, job: usize) {
         if let Some(store) = self.lock().get_mut(job) {
             store.void = true;
@@ -318,7 +318,7 @@ impl<H: Handles> Stores<H> {
     /// Gives up a store that no worker was told of, if it is in flight.
     ///
     /// # Errors
-    /// What the engine's pool raises.
+    /// Errors of the engine's block pool.
     pub fn give_up<E: ServingEngine<Handles = H>>(
         &self,
         engine: &E,
@@ -332,11 +332,11 @@ impl<H: Handles> Stores<H> {
         engine.unpin(&store.pins)
     }
 
-    /// Takes what ranks have reported of a store in flight, and what made no sense about it. The store ends when all
+    /// Takes the reports of ranks about a store in flight, and what made no sense about them. The store ends when all
     /// ranks have reported; then it is published, unless the workers are not `trusted`.
     ///
     /// # Errors
-    /// What the engine's listener raises; an error of the store alone is told to the listener.
+    /// Errors of the engine's listener. An error of the store alone goes to the listener.
     pub fn reported<E: ServingEngine<Handles = H>>(
         &self,
         engine: &E,
@@ -394,7 +394,7 @@ impl<H: Handles> Stores<H> {
     }
 }
 
-/// How many entries were wanted and have got no room, by reason.
+/// How many wanted entries got no room, by reason.
 pub fn left_out(skipped: Skipped) -> impl Iterator<Item = (&'static str, usize)> {
     let counts = [
         ("in_writing", skipped.in_writing),

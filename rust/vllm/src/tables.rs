@@ -1,4 +1,4 @@
-//! Block tables of an engine: what a store reads and what a load writes.
+//! Block tables of an engine: the engine blocks that stores read and loads write.
 
 use std::ops::Range;
 
@@ -10,26 +10,26 @@ use crate::columns::{self, Columns, TablePart};
 
 /// The block tables of one request, one for each group of the engine.
 pub trait Tables {
-    /// What reading the engine's objects may raise.
+    /// The error that reading the engine's objects may raise.
     type Error: From<Error>;
 
     /// The number of columns of the longest table.
     ///
     /// # Errors
-    /// Why a table can't be read.
+    /// If a table can't be read.
     fn longest(&self) -> Result<usize, Self::Error>;
 
     /// Some columns of one table, as far as the table has them.
     ///
     /// # Errors
-    /// Why the table can't be read, or that there is none of this index.
+    /// If the table can't be read, or if there is none with this index.
     fn part(&self, table: usize, columns: Range<usize>) -> Result<TablePart, Self::Error>;
 }
 
 /// The index of a group's table, and its columns there.
 type GroupColumns = (usize, Columns);
 
-/// Where the entries of each class have their engine blocks in an engine's block tables.
+/// The tables and columns in which the entries of each class have their engine blocks.
 #[derive(Debug, Clone)]
 pub struct TableColumns {
     classes: Vec<(ClassKind, Vec<GroupColumns>)>,
@@ -72,14 +72,14 @@ impl TableColumns {
     /// lists have room for `more` items.
     ///
     /// # Errors
-    /// Why the tables can't be read.
+    /// If the tables can't be read.
     pub fn pages<T: Tables>(
         &self,
         tables: &T,
         blocks: Range<usize>,
         more: usize,
     ) -> Result<(Vec<EntrySource>, Vec<u32>), T::Error> {
-        // A block takes an engine block of each table at least: what is beyond them is not there.
+        // A block takes at least one engine block of each table, so blocks beyond the longest table are not there.
         let blocks = blocks.start..blocks.end.min(tables.longest()?);
         let mut pages = Vec::with_capacity(blocks.len() + more);
         let mut ids = Vec::with_capacity(blocks.len() + more);
@@ -103,10 +103,10 @@ impl TableColumns {
         Ok((pages, ids))
     }
 
-    /// What the tables say of a load of `blocks`, for a request that resumes after `resumes` tokens.
+    /// Reads the engine blocks for a load of `blocks` into a request that resumes after `resumes` tokens.
     ///
     /// # Errors
-    /// Why the tables can't be read.
+    /// If the tables can't be read.
     pub fn loads<T: Tables>(
         &self,
         tables: &T,
@@ -135,13 +135,13 @@ impl LoadTargets<'_> {
     /// The engine blocks of an entry, by its class and block, as [`columns::targets`] gives them.
     ///
     /// # Errors
-    /// Those of [`columns::targets`].
+    /// The errors of [`columns::targets`].
     pub fn of(&self, class: usize, block: usize) -> CoreResult<Vec<Option<u32>>> {
         columns::targets(&self.classes[class].paired(), block, self.resumes)
     }
 }
 
-/// What was read of the tables of one class.
+/// The parts that were read of the tables of one class.
 struct ClassParts<'a> {
     groups: &'a [GroupColumns],
     parts: Vec<TablePart>,

@@ -47,8 +47,8 @@ impl Run {
         Ok(ends || rules.next(request)? <= end)
     }
 
-    /// If the step may reach a boundary, notes the column that its state will be in: should it be the last step of
-    /// the request, the engine frees the column before it tells of the end.
+    /// If the step may reach a boundary, notes the column that the boundary's state will be in: if the step is the
+    /// request's last one, the engine frees the column before it reports the end.
     pub(super) fn note_next<R: RequestView>(
         &mut self,
         rules: &RunRules,
@@ -80,7 +80,7 @@ impl Run {
         Ok(columns)
     }
 
-    /// Whether accepted tokens prove a boundary; none if only the steps can.
+    /// Whether accepted tokens prove a boundary; `None` if only the steps can tell.
     pub(super) fn is_proven_by_drafts<R: RequestView>(
         &self,
         rules: &RunRules,
@@ -107,8 +107,8 @@ impl Run {
 
     /// The boundary, in blocks, that the accepted tokens of an answer have newly reached; 0 if none.
     ///
-    /// Until `prefilled` steps compute several known tokens: they pass boundaries without leaving a state, or leave
-    /// another one in the column.
+    /// Before token `prefilled`, steps compute several known tokens: they pass boundaries without leaving a state, or
+    /// leave another one in the column.
     pub(super) fn reached<R: RequestView>(
         &self,
         rules: &RunRules,
@@ -120,8 +120,8 @@ impl Run {
         Ok(if new && in_answer { boundary } else { 0 })
     }
 
-    /// How many tokens have to be accepted, at least, to complete something, if nothing is left of those that are;
-    /// 0 if that may be with any.
+    /// The least number of accepted tokens that may complete something, if nothing is left to store of those accepted
+    /// so far; 0 if any number may.
     pub(super) fn next_report<R: RequestView>(
         &self,
         rules: &RunRules,
@@ -146,7 +146,7 @@ impl Run {
         let late = self.late.take().filter(|late| late.boundary == boundary);
         let mut here = rules.here(boundary, request)?;
         for (group, block) in late.into_iter().flat_map(|late| late.blocks).enumerate() {
-            // A column that was freed may be another request's, unless it carries its hash.
+            // A freed block may belong to another request, unless it carries the boundary's hash.
             let freed = block != 0 && here[group] == 0;
             if freed && request.carries(rules.groups[group].table, block, boundary)? {
                 here[group] = block;

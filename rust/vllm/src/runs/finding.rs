@@ -58,7 +58,7 @@ impl Run {
         Ok(found)
     }
 
-    /// Whether this step or an earlier one made a state there.
+    /// Whether this step or an earlier one made a state at a boundary.
     fn is_proven<R: RequestView>(
         &self,
         rules: &RunRules,
@@ -80,7 +80,7 @@ impl Run {
         Ok(rules.exports_states && exported)
     }
 
-    /// StateBlocks where steps ended: the last step, and an earlier one whose boundary had no key then.
+    /// The blocks of states where steps ended: at the last step, and at an earlier one whose boundary had no key then.
     fn columns<R: RequestView>(
         &mut self,
         rules: &RunRules,
@@ -128,7 +128,8 @@ impl Run {
     }
 }
 
-/// What the engine hands over and still has under its hash, without what `columns` have: that proves no more.
+/// The blocks that the engine hands over and that still carry their hash. Those in `columns` are left out: they prove
+/// no more.
 fn handed_over<R: RequestView>(
     rules: &RunRules,
     offers: &[HandOver],
@@ -158,7 +159,7 @@ fn handed_over<R: RequestView>(
     Ok(found)
 }
 
-/// Whether a request still has the blocks where it had reached a boundary.
+/// Whether a request still has the state blocks that it had when it reached a boundary.
 fn holds<R: RequestView>(
     rules: &RunRules,
     late: &LateState,

@@ -1,4 +1,4 @@
-//! Runs of requests: what the steps of an engine fill, and which states they leave behind.
+//! Runs of requests: the blocks that the steps of an engine fill, and the states that they leave behind.
 //!
 //! The engine overwrites a state block as its request goes on, so a block's column in the table proves nothing.
 //! Two things prove a boundary: a step of this run ended there, or the step runs past it and the kernels export

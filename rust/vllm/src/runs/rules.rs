@@ -20,19 +20,19 @@ pub struct RunRules {
     pub block_tokens: usize,
     /// The recurrent groups of the engine.
     pub groups: Vec<StateGroup>,
-    /// The last step of a prefill runs past its last boundary, and its kernels export that state from inside.
+    /// Whether the last step of a prefill runs past its last boundary, while its kernels export the state there.
     pub exports_states: bool,
-    /// The last step of a prefill begins, at the latest, a block before its last boundary.
+    /// Whether the last step of a prefill begins, at the latest, a block before its last boundary.
     pub drops_last_block: bool,
-    /// The last tokens of a step may be drafts.
+    /// Whether the last tokens of a step may be drafts.
     pub drafts: bool,
-    /// Some window is narrower than a block.
+    /// Whether some window is narrower than a block.
     pub narrow: bool,
     /// Which checkpoints are wanted.
     pub mode: CheckpointMode,
 }
 
-/// Where a recurrent group has its states: in the last of the columns that a block takes in the group's table.
+/// A recurrent group. Its states are in the last of the columns that a block takes in the group's table.
 #[derive(Debug, Clone, Copy)]
 pub struct StateGroup {
     /// The index of the group's block table.

@@ -6,7 +6,7 @@ use super::request::RequestView;
 use super::rules::RunRules;
 use super::states::{FoundState, HandOver, LateState, ProvenState};
 
-/// What to store of a request.
+/// The pages and states of a request that are to be stored.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct StorePlan {
     /// Leading blocks that are filled, have a key and are worth a page.
@@ -15,15 +15,16 @@ pub struct StorePlan {
     pub states: Vec<ProvenState>,
 }
 
-/// What the steps of one request fill: from where the engine schedules the request, behind what it has from caches,
-/// until the request ends or is preempted.
+/// The run of one request: the tokens that its steps compute, behind those that come from caches. It lasts from when
+/// the engine schedules the request until the request ends or is preempted.
 #[derive(Debug, Default)]
 pub struct Run {
-    /// Tokens after the last planned step; none before the first.
+    /// Tokens of the request after the last planned step; `None` before the first step.
     pub position: Option<usize>,
     /// Leading blocks whose pages were offered to the cache.
     pub offered: usize,
-    /// Steps that go on from `position` and end before this many tokens complete nothing; 0 if each is looked at.
+    /// Steps that go on from `position` and end before this many tokens complete nothing; 0 if each step must be looked
+    /// at.
     pub quiet_until: usize,
     /// Boundaries, in blocks, that get a checkpoint if there is a state.
     pub(super) wanted: BTreeSet<usize>,
@@ -36,7 +37,7 @@ pub struct Run {
     pub prefilled: usize,
     /// With drafts: the last boundary, in blocks, whose state was looked for.
     pub(super) reached: usize,
-    /// With drafts: fewer accepted tokens complete nothing.
+    /// With drafts: the least number of accepted tokens that may complete something.
     pub reports_from: usize,
 }
 
@@ -52,8 +53,8 @@ impl Run {
         };
     }
 
-    /// Whether a step over the tokens [start, end), in which the engine hands nothing over, is already known to complete
-    /// nothing. If so, the step is noted. A step that doesn't begin where the one before ended is never known.
+    /// Whether a step over the tokens [start, end), in which the engine hands nothing over, is already known to
+    /// complete nothing. If so, the step is noted. A step that doesn't begin where the one before ended is never known.
     pub fn passes(&mut self, start: usize, end: usize) -> bool {
         let passes = end < self.quiet_until && self.position == Some(start);
         if passes {
@@ -66,7 +67,7 @@ impl Run {
     /// drafts not counted.
     ///
     /// # Errors
-    /// Why the engine's objects gave no answer.
+    /// If the engine's objects give no answer.
     pub fn advance<R: RequestView>(
         &mut self,
         rules: &RunRules,
@@ -89,10 +90,10 @@ impl Run {
         Ok(end)
     }
 
-    /// What to store after the step over the tokens [start, end); none if the step completes nothing.
+    /// Plans what to store after the step over the tokens [start, end); `None` if the step completes nothing.
     ///
     /// # Errors
-    /// Why the engine's objects gave no answer.
+    /// If the engine's objects give no answer.
     pub fn step<R: RequestView>(
         &mut self,
         rules: &RunRules,
@@ -151,10 +152,10 @@ impl Run {
         Ok((boundary + 1) * rules.block_tokens)
     }
 
-    /// What to store now that drafts were accepted; none if they complete nothing.
+    /// Plans what to store after drafts were accepted; `None` if they complete nothing.
     ///
     /// # Errors
-    /// Why the engine's objects gave no answer.
+    /// If the engine's objects give no answer.
     pub fn report<R: RequestView>(
         &mut self,
         rules: &RunRules,
@@ -180,11 +181,11 @@ impl Run {
         Ok(None)
     }
 
-    /// What is left to store of a request that has ended: its last key may be known only now. None if what the request
-    /// holds proves nothing.
+    /// Plans what is left to store of a request that has ended: its last key may be known only now. `None` if the
+    /// blocks that the request holds prove nothing.
     ///
     /// # Errors
-    /// Why the engine's objects gave no answer.
+    /// If the engine's objects give no answer.
     pub fn finish<R: RequestView>(
         &mut self,
         rules: &RunRules,
@@ -230,7 +231,7 @@ impl Run {
         Ok(known.min(end / rules.block_tokens))
     }
 
-    /// Tokens of an ended request whose pages are filled; none if its blocks prove nothing.
+    /// Tokens of an ended request whose pages are filled; `None` if its blocks prove nothing.
     pub(super) fn last<R: RequestView>(
         &self,
         rules: &RunRules,
@@ -242,7 +243,7 @@ impl Run {
         if rules.drafts {
             return Self::last_with_drafts(end, request);
         }
-        // Otherwise it was preempted meanwhile, or tokens were taken back.
+        // Otherwise the request was preempted meanwhile, or tokens were taken back.
         Ok((request.computed()? == end).then_some(end))
     }
 

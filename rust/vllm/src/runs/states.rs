@@ -11,7 +11,7 @@ pub type StateBlocks = SmallVec<[u32; 4]>;
 /// A state that the engine says is in one of its blocks.
 #[derive(Debug, Clone, Copy)]
 pub struct HandOver {
-    /// The engine's group, which has a block table.
+    /// The index of the group's block table.
     pub table: usize,
     /// The engine block with the state.
     pub block: u32,
@@ -80,7 +80,7 @@ pub(super) fn put(blocks: &mut ByBoundary, boundary: usize, these: StateBlocks) 
 }
 
 impl RunRules {
-    /// The blocks that the tables have where the state of a boundary belongs.
+    /// The blocks in the columns of the tables where the state of a boundary belongs.
     pub(super) fn here<R: RequestView>(
         &self,
         boundary: usize,
