@@ -12,7 +12,7 @@ class Arena:
     A slot of `slot_bytes` has `slot_bytes // ranks` bytes in each rank's plane. The memory is freed
     when all processes that map it have ended.
 
-    ranks: those whose planes this process has. paths: of these planes, in the same order. Other
+    ranks: the ranks whose planes this process has. paths: their paths, in the same order. Other
     processes of the same user can open a path while its creator runs. Private planes have none.
     """
 
@@ -43,8 +43,8 @@ class Arena:
     def open(paths: str | Sequence[str], geometry: Geometry) -> Arena:
         """Open planes that other processes created.
 
-        Raises ForeignError if one was made for another geometry, ArenaError if a path is not that
-        of a plane, or if the planes do not belong together.
+        Raises ForeignError if a plane was made for another geometry, ArenaError if a path leads to
+        no plane, or if the planes do not belong together.
         """
 
     @property

@@ -9,14 +9,15 @@ class ArrayView:
 
     The view keeps the memory alive.
 
-    array: with `__dlpack__` (https://dmlc.github.io/dlpack, version 1; the capsule stays valid) or
-    `__cuda_array_interface__` (version 2 or 3).
+    array: an object with `__dlpack__` (https://dmlc.github.io/dlpack, version 1; the capsule stays
+    valid) or `__cuda_array_interface__` (version 2 or 3).
     stream: handle of the stream that will use the array, 0 for the default one. A library with
     DLPack makes it wait for writes to the array.
     writable: whether a read-only array is rejected.
 
-    Raises InvalidArgumentError for a copy, a read-only array and an impossible description;
-    TypeError for anything but an array; whatever the array's library raises.
+    Raises InvalidArgumentError if the library gives a copy of the array, or an impossible
+    description, or if the array is read-only; TypeError for anything but an array; and whatever the
+    array's library raises.
     """
 
     def __new__(
@@ -24,7 +25,7 @@ class ArrayView:
     ) -> ArrayView: ...
     @property
     def address(self) -> int:
-        """The address of the first item. Others may have lower ones."""
+        """The address of the first item. Other items may have lower addresses."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -53,7 +54,7 @@ def array_marks(arrays: Sequence[object], *, samples: int = 0) -> bytes:
     Equal bytes mean the same memory read in the same way. As long as the memory is kept and not
     written to, they also mean the same values.
 
-    arrays: with a `__dlpack__` that takes `dl_device`, in memory that the host can read.
+    arrays: objects whose `__dlpack__` takes `dl_device`, in memory that the host can read.
     samples: how many elements of each array, evenly spread, are part of the bytes, too.
 
     Raises InvalidArgumentError for memory that the host cannot read, and what `ArrayView` raises.

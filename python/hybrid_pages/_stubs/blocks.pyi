@@ -9,31 +9,31 @@ _Block = TypeVar("_Block")
 
 @final
 class PrefixKeys:
-    """The keys of a prefix that grows, a key a block, each read once.
+    """The keys of a growing prefix, one per block, each read once.
 
-    What takes keys takes these, with a `stride` of 1.
+    Functions that take keys accept these, with a `stride` of 1.
     """
 
     def __new__(cls, stride: int = 1) -> PrefixKeys:
-        """None yet. stride: hashes of a block, of which the last one is its key."""
+        """Make an empty list. stride: how many hashes a block has; the last one is its key."""
 
     def __len__(self, /) -> int: ...
     def __getitem__(self, index: int, /) -> bytes:
         """The key of a block, counted from 0. Raises IndexError behind the last one."""
 
     def read(self, hashes: list[bytes]) -> None:
-        """Take over the keys of a prefix: those that are new, if the last known one is among them
-        in its place, for a chained hash covers those before it. If not, all are read anew."""
+        """Take over the keys of a prefix. If the last known key still has its place, only later
+        ones are read, since a chained hash covers all before it; otherwise all are read anew."""
 
     def append(self, hash: bytes) -> None:
         """Add the key of one more block."""
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Forget all keys."""
 
 @final
 class StoreEntries:
-    """What a store copies: class, slots and engine blocks of each entry. Pickles.
+    """The entries that a store copies: class, slots and engine blocks of each. Pickles.
 
     Raises InvalidArgumentError for a slot or an engine block out of range.
     """
@@ -45,9 +45,10 @@ class StoreEntries:
     def __iter__(self, /) -> Iterator[tuple[int, list[int], list[int]]]: ...
     def __getnewargs__(self, /) -> tuple[list[tuple[int, list[int], list[int]]]]: ...
     def sources(self, blocks: list[_Block]) -> list[_Block]:
-        """All their engine blocks, in order: those items of a list that has an item for each.
+        """The items of a list that belong to the entries' engine blocks, in order. An item's index
+        is the id of its block.
 
-        Raises IndexError if it is too short.
+        Raises IndexError if the list is too short.
         """
 
     def __eq__(self, other: object, /) -> bool: ...
@@ -61,16 +62,15 @@ class BlockTables:
     """
 
     def __new__(cls, groups: Sequence[dict[str, list[_Block]]]) -> BlockTables:
-        """groups: of each group, each request's table by name (`req_to_blocks` of a
-        ``SingleTypeKVCacheManager``). They are read at each call. Raises TypeError if one is no
-        dict."""
+        """groups: for each group, the table of each request by its id (`req_to_blocks` of a
+        ``SingleTypeKVCacheManager``), read at each call. Raises TypeError if one is no dict."""
 
     def __call__(self, request_id: str, /) -> list[Sequence[object]]:
-        """A request's table of each group; an empty one where it has none."""
+        """A request's block table in each group; empty where it has none."""
 
 @final
 class TableColumns:
-    """Where the entries of each class have their engine blocks in an engine's block tables.
+    """The places in an engine's block tables that hold the engine blocks of each class's entries.
 
     A block table names a request's engine blocks in order, each by its id, or by an object whose
     attribute `block_id` is the id. An id of 0 is no engine block.
@@ -79,12 +79,12 @@ class TableColumns:
     def __new__(
         cls, geometry: Geometry, groups: Sequence[tuple[int, int, int, int, int | None]]
     ) -> TableColumns:
-        """groups: for each group of the geometry, the index of its table, the tokens of an engine
-        block, how many engine blocks hold the tokens of a block, how many of them, the last ones,
-        an entry has, and the tokens of its window, if it is one.
+        """groups: for each group of the geometry, the index of its block table, the tokens of an
+        engine block, how many engine blocks hold the tokens of a block, how many of these, counted
+        from the last, an entry has, and the tokens of its window, or None.
 
-        Raises InvalidArgumentError for another number of groups, and for an entry of no engine
-        blocks or of more than a block has.
+        Raises InvalidArgumentError if the geometry has another number of groups, or an entry has no
+        engine blocks or more than a block has.
         """
 
     def filled(

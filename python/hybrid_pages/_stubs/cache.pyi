@@ -56,12 +56,12 @@ class Hit:
 
 @final
 class Hints:
-    """What an application tells about a request.
+    """An application's hints about a request.
 
     session: an id; requests with equal ids are turns of one conversation. priority: from -10 to 10;
     each step doubles the value of the request's checkpoints. retain: seconds, at most a day, for
     which the entries of the request leave only after everything that is not retained. store:
-    whether entries of the request are stored; those that it uses count as used either way.
+    whether entries of the request are stored; entries that it uses count as used either way.
 
     Raises InvalidArgumentError for a number out of range.
     """
@@ -85,7 +85,7 @@ class Admission:
 
     @property
     def fork(self) -> int | None:
-        """The deepest boundary that an earlier prompt had, too, unless a state is there already.
+        """The deepest boundary shared with an earlier prompt, unless a state is there already.
 
         It is known from keys, even if entries were evicted. A state there serves all prompts with
         this prefix.
@@ -147,11 +147,11 @@ class ReadLease:
     def targets(
         self, columns: TableColumns, tables: Sequence[Sequence[object]], resumes: int
     ) -> list[tuple[int, list[int], list[int | None], list[int]]]:
-        """What a load of the entries writes: class, slots, engine blocks and checksums of each.
+        """The class, slots, engine blocks and checksums of each entry that a load copies.
 
-        tables: of the request, as :meth:`Cache.offer` takes them. resumes: the tokens that the
-        request has behind the load. An engine block is None where the request has none and will
-        read none, since its window has passed; an entry of which nothing is read is left out.
+        tables: as :meth:`Cache.offer` takes them. resumes: how many tokens the request has once it
+        is loaded. An engine block is None where the request has none and will read none, since its
+        window has passed; an entry of which nothing is read is left out.
 
         Raises InvalidArgumentError if the request has no engine block for what it will read.
         """
@@ -187,7 +187,7 @@ class Restore:
 
     @property
     def depths(self) -> list[tuple[str, int]]:
-        """The joint hit of the host alone, and with each tier below added, by the tier's name."""
+        """The joint hit of the host, then with each tier below added, by the tier's name."""
 
     def progress(self) -> Literal["queued", "waiting", "ready", "done", "failed"]:
         """Begin reads that can begin, and return the progress. Never waits.
@@ -288,8 +288,8 @@ class Cache:
         identity: names the namespace. Its number stays the same while the namespace is held or has
         entries. After that the number is never used again, and the identity gets a new one.
 
-        tenant: whose share the entries count against. Raises InvalidArgumentError for an identity
-        of another tenant.
+        tenant: the tenant against whose share the entries count. Raises InvalidArgumentError for an
+        identity of another tenant.
         """
 
     def release_namespace(self, number: int) -> None:
@@ -315,8 +315,8 @@ class Cache:
         first: int = 0,
         limit: int | None = None,
     ) -> bool:
-        """Bring what the joint hit needs and only tiers below have into the host; with too little
-        room for it, what the deepest boundary needs that has room.
+        """Bring what the joint hit needs, and only tiers below have, into the host. With too little
+        room, bring what the deepest boundary needs that still has room.
 
         Returns whether that is under way: ask again later, or :meth:`acquire` the hit of the host
         alone. False when nothing is missing or the host has no room. Nothing is held for the caller
@@ -341,10 +341,10 @@ class Cache:
     def restores(self) -> dict[str, int]:
         """Counts of restores.
 
-        begun: since the start. in_waves: those that have not ended and need several waves. waves:
-        that were taken. failed: restores that needed something that was gone or damaged. shallower:
-        promotions that had no room for the joint hit. not_worth: restores and promotions that left
-        out a part of the hit, or all of it, since computing is faster.
+        begun: restores since the start. in_waves: restores under way that need several waves.
+        waves: waves that were taken. failed: restores that needed something that was gone or
+        damaged. shallower: promotions that had no room for the joint hit. not_worth: restores and
+        promotions that left out a part of the hit, or all of it, since computing is faster.
         """
 
     def acquire(
@@ -381,10 +381,10 @@ class Cache:
         the prompt: the policy learns from it what is used, and when. The caller follows the answer
         as far as it can.
 
-        now: milliseconds on a clock that never goes back, below 2^62. tokens: of the prompt.
-        blocks: of the prompt, if there are keys of more. limit: the deepest boundary, in blocks,
-        from which the request could resume. hints: from the application; if nothing is to be
-        stored, no boundary deserves a checkpoint.
+        now: milliseconds on a clock that never goes back, below 2^62. tokens: the prompt's length.
+        blocks: the prompt's full blocks, if there are keys of more. limit: the deepest boundary, in
+        blocks, from which the request could resume. hints: the application's; if they say not to
+        store, no boundary deserves a checkpoint.
         """
 
     def finish(
@@ -398,8 +398,8 @@ class Cache:
     ) -> None:
         """Announce the end of a request and the number of its output tokens to the policy.
 
-        keys: of all full blocks of prompt and output, of which the prompt has the first `end`.
-        Later prompts that fork inside the output are found, too.
+        keys: the keys of all full blocks of prompt and output. end: how many of them are the
+        prompt's. Later prompts that fork inside the output are found, too.
         """
 
     def reserve(
@@ -515,9 +515,10 @@ class Cache:
     def tiers(self) -> list[dict[str, int | str]]:
         """Counts of each tier below the host, in order.
 
-        name: of the tier. slots, free_slots, evictable_slots: its present room, in slots of the
-        host. entries: present ones. Since the start: evicted: entries that made room; written,
-        read: entries; declined: entries that were not wanted, had no room, or met a full queue;
+        name: the tier's name. slots, free_slots, evictable_slots: its present room, in slots of the
+        host. entries: those it has now. Since the start: evicted: entries removed to make room;
+        written, read: entries copied to and from it; declined: entries that were not wanted, had no
+        room, or met a full queue;
         found: entries from before this cache; failed_writes, failed_reads, corrupt_reads (other
         bytes than were written): each of them cost an entry in the tier.
         """
@@ -547,5 +548,5 @@ class Cache:
         index; stored_pages, stored_checkpoints, stored_windows (published by write leases),
         evicted_pages, evicted_checkpoints, evicted_windows, reclaimed (entries dropped because a
         page before them went): since the start; metadata_bytes: memory of the index, policy,
-        tables and pool; tenants: with entries, where a tenant's share is less than all.
+        tables and pool; tenants: how many have entries, if a tenant's share is limited.
         """

@@ -41,7 +41,7 @@ class Pinning:
     A thread takes the memory from the system and registers it with the driver, piece by piece. One
     pinning serves any number of copy engines until it is closed.
 
-    arena: has the slots. rank: of the plane that is pinned. device: number of the device.
+    arena: has the slots. rank: whose plane is pinned. device: number of the device.
     piece_bytes: the most memory to register in one call; some systems refuse more than 2 GiB.
     Pieces begin on slots that begin on pages of memory, if there are such slots.
 
@@ -95,8 +95,8 @@ class CudaEngine(_Engine):
     above 0 and at most 1; by default an eighth. kernel_below: transfers whose adjacent pieces have
     fewer bytes than this, on average, are copied by a kernel, others by DMA; by default 28,672,
     above which DMA was faster on an H100. pinning: pins the slots; without one, the constructor
-    pins all of them, or none. owners: kept alive until the copy engine is closed or dropped, which
-    both wait for the transfers in flight.
+    pins all of them, or none. owners: objects kept alive until the copy engine is closed or
+    dropped; both wait for the transfers in flight.
 
     A stream is a handle (`hybrid_pages.cuda.stream_handle`), 0 for the default one; it must be a
     live stream of the device. A load that fails, because of a checksum or otherwise, leaves its

@@ -1,4 +1,4 @@
-"""Entries that outlive the process."""
+"""A tier on a local disk, whose entries outlive the process, and tools for its files."""
 
 from collections.abc import Callable
 from os import PathLike
@@ -39,8 +39,8 @@ class Disk:
         lane: number of this process among those that share the directory. deadline_ms: if a system
         call takes longer, or nothing moves for this long, copies fail and the disk is not used for
         some time. An entry as a whole may take longer. threads: how many reads and writes run at a
-        time. queue_bytes: of slots that wait to be written; entries beyond that are declined.
-        policy: which entries stay on the disk.
+        time. queue_bytes: the most bytes of slots that wait to be written; entries beyond that are
+        declined. policy: decides which entries stay on the disk.
 
         A damaged marker file is written anew. Other failures of the system are counted, and
         :meth:`connect` tries again.
@@ -62,7 +62,7 @@ class Disk:
 
         Raises DiskError for symbolic links in the place of files, if another process has the
         directory, and at the second call; ForeignError if the directory has other files; ArenaError
-        if the arena lacks a plane; InvalidArgumentError for another length of the identity or slots
+        if the arena lacks a plane; InvalidArgumentError for an identity of another length or slots
         of another size.
         """
 
@@ -94,14 +94,15 @@ class Disk:
         """Counts since the start, and present values.
 
         hits, misses: lookups of entries that the cache did not know. reads, writes: entries read
-        and written. read_bytes: their payload. written_bytes: with headers and padding.
-        spared_writes: writes of bytes that were on the disk already. reading, writing: entries
-        being copied now. dropped: entries declined because the disk was not used. outages: times
-        that the disk was taken out of use; out: 1 while it is. entries: how many can be found.
-        left_over: entries of earlier processes that were not found again yet. live_bytes,
-        other_bytes (of other identities), quota_bytes: sizes. durable: written entries that
-        outlive the process. persistent: 0 after a clear, when nothing outlives it. direct: 1 if
-        bytes bypass the system's page cache. failed_*: failures by reason.
+        and written. read_bytes: the payload read. written_bytes: the bytes written, headers and
+        padding included. spared_writes: writes of bytes that were on the disk already. reading,
+        writing: entries being copied now. dropped: entries declined because the disk was not used.
+        outages: times that the disk was taken out of use; out: 1 while it is. entries: how many can
+        be found. left_over: entries of earlier processes that were not found again yet. live_bytes,
+        other_bytes: the room of this identity's entries and of others'. quota_bytes: the most that
+        both may take. durable: written entries that outlive the process. persistent: 0 after a
+        clear, when nothing outlives it. direct: 1 if bytes bypass the system's page cache.
+        failed_*: failures by reason.
         """
 
     def latencies(self) -> dict[str, tuple[list[int], int]]:
@@ -171,7 +172,8 @@ class DiskTree:
         """Remove cleared directories and indexes that were set aside, in lanes that are not in use.
 
         Returns removed: paths below the directory and the size that they had on disk; busy: lanes
-        that a process uses, and its number; failed: what could not be read or removed, and why.
+        in use, and the number of the process that uses each; failed: what could not be read or
+        removed, and why.
 
         unused_seconds: also remove identities that no process has changed for this long. lanes:
         also remove all identities in lanes from this number on. dry_run: remove nothing.

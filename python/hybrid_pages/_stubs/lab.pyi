@@ -55,7 +55,7 @@ class Trace:
     def distinct_blocks(self) -> int:
         """How many different full blocks there are.
 
-        The dense footprint is (1 + ratio) times that.
+        The *dense footprint*, a page and a checkpoint for each of them, is (1 + ratio) times that.
         """
 
     @property
@@ -64,7 +64,7 @@ class Trace:
 
 @final
 class Link:
-    """The network to a remote store and an engine's speed: costs of fetching and of computing."""
+    """The speed of the network to a remote store, and of an engine that computes instead."""
 
     def __new__(
         cls,
@@ -75,9 +75,9 @@ class Link:
         checkpoint_bytes: int,
         tokens_per_second: float,
     ) -> Link:
-        """latency: seconds to the first byte. bandwidth: of one engine, in bytes per second.
+        """latency: seconds to the first byte. bandwidth: bytes per second that one engine gets.
         page_bytes: the size of the page of one block. checkpoint_bytes: the size of a checkpoint.
-        tokens_per_second: prompt tokens that an engine computes.
+        tokens_per_second: how many prompt tokens an engine computes in a second.
 
         Raises InvalidArgumentError for a number out of range.
         """
@@ -127,7 +127,7 @@ class ReplayRow:
     def input_tokens(self) -> int: ...
     @property
     def hit_tokens(self) -> int:
-        """Prompt tokens that requests did not compute. For `bound`, the most of any policy."""
+        """Prompt tokens that requests did not compute. For `bound`, the most any could reach."""
 
     @property
     def hit_rate(self) -> float:
@@ -174,11 +174,11 @@ class ReplayRow:
 
     @property
     def policy_us_per_request(self) -> float:
-        """Microseconds per request, the lab's own bookkeeping included."""
+        """Microseconds of policy time per request, the lab's own bookkeeping included."""
 
     @property
     def metadata_bytes(self) -> int:
-        """The memory that the policy had at the end."""
+        """The memory that the policy used at the end, in bytes."""
 
 def replay_traces(
     traces: Sequence[Trace],
@@ -194,17 +194,16 @@ def replay_traces(
     """Replay every trace with every policy and budget on all cores, without the GIL.
 
     policies: names of `POLICIES`, and `bound`, a proven upper bound for any policy. Budgets are
-    `fractions` of the dense footprint, then `units`. Rows come by trace, policy and budget, as
-    given; each is shown to `done` on the calling thread when it is made. If `done` or a signal's
-    handler raises, the rest is given up at once.
+    `fractions` of the dense footprint, then `units`. Rows are ordered by trace, policy and budget,
+    as given. `done` gets each one as soon as it is made, on the calling thread. If `done` or a
+    signal's handler raises, the rest is given up at once.
 
     disk: a tier below the host, as its share of the dense footprint and the name of its policy. It
     is written when entries are published.
 
-    remote: an unbounded store below the host. A policy has a row per way to use it and budget:
-    first "auto", where what a second request has passed goes up, and what is faster to fetch than
-    to compute comes down; then "all", where everything that is published goes up and everything
-    that is found comes down.
+    remote: an unbounded store below the host. Each policy then has rows for two ways to use it:
+    "auto" uploads what a second request has passed, and fetches what is faster to fetch than to
+    compute; "all" uploads everything that is published, and fetches everything that is found.
 
     Raises InvalidArgumentError for an unknown policy, a ratio of 0, a fraction out of range, and
     for both a disk and a remote store.
@@ -237,11 +236,11 @@ def route_trace(
 ) -> RouteRow:
     """Send the requests of a trace to several engines, each with its part of the budget.
 
-    route: one of `ROUTES`. "round-robin"; else to the engine where a request would end first, which
-    has this much more to compute: "load", the whole prompt; "sent", what was never sent there;
-    "events", what the engine does not announce, as :meth:`Cache.changes` tells it. An engine is as
-    fast as it has to be for its part of the trace, without hits. fraction: the budget of all
-    engines together, as a share of the dense footprint.
+    route: one of `ROUTES`. "round-robin" takes turns. The others choose the engine where the
+    request would end first, and differ in how much they expect it to compute: "load", the whole
+    prompt; "sent", what was never sent there; "events", what the engine does not announce by
+    :meth:`Cache.changes`. An engine is as fast as it has to be for its part of the trace, without
+    hits. fraction: the budget of all engines together, as a share of the dense footprint.
 
     Raises InvalidArgumentError for an unknown name or a number out of range; BudgetError if an
     engine's part cannot hold a page and a checkpoint.
@@ -271,7 +270,7 @@ class StoreLoad:
     def table_bytes(self) -> float: ...
     @property
     def down_bytes(self) -> float:
-        """Bytes of entries that were got, without tables."""
+        """Bytes of entries that were fetched, without tables."""
 
     @property
     def up_bytes(self) -> float: ...
@@ -294,7 +293,7 @@ class FleetRow:
 
     @property
     def seconds(self) -> float:
-        """The seconds in which was counted."""
+        """How many seconds the counts cover."""
 
     @property
     def requests(self) -> int: ...
@@ -330,7 +329,7 @@ class FleetRow:
 
     @property
     def most(self) -> StoreLoad:
-        """The highest count of each in any one second."""
+        """The highest value of each count in any one second."""
 
     @property
     def packs(self) -> int:
@@ -363,12 +362,12 @@ def run_fleets(
     """Run fleets of engines over one remote store each, on all cores, without the GIL.
 
     fleets: engines, one of `ROUTES`, and how they use the store ("auto", "all", None for not at
-    all). They get as many copies of the trace as they could just compute without a hit; with
-    `share`, blocks that ten of its sessions pass are the same in all copies. host_units: room of
-    each engine's host, in pages. stale: ms after which a lookup looks for new packs. overlap: a
-    list begins so many ms before the last one. list_keys: keys in a reply to it. retention: ms
-    after which packs are deleted. lasts: only so many ms of the trace. done is called with the
-    requests that ran since, and about how many run in all.
+    all). Each fleet gets as many copies of the trace as it could just compute without a hit; with
+    `share`, blocks that ten sessions of the trace pass are the same in all copies. host_units: room
+    of each engine's host, in pages. stale: ms after which a lookup looks for new packs. overlap:
+    each listing begins this many ms before the last one. list_keys: keys in one reply to a listing.
+    retention: ms after which packs are deleted. lasts: how many ms of the trace are run. done:
+    called with the number of requests that ran since the last call, and about how many run in all.
 
     Raises InvalidArgumentError for an unknown name or a number out of range; BudgetError if a host
     cannot hold a page and a checkpoint.

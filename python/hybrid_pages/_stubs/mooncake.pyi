@@ -35,8 +35,9 @@ class Mooncake:
         master: `host:port` of the Mooncake master. command: starts the client's process, see
         `hybrid_pages.mooncake.command()`. deadline_ms: a read or a lookup that takes longer fails.
         weighs: write only entries that a second request has used, and read only those that take
-        longer to compute; if false, write and read everything. queue_bytes: of slots that wait to
-        be written; entries beyond that are declined. staging_bytes: memory that reads arrive in.
+        longer to compute; if false, write and read everything. queue_bytes: the most bytes of slots
+        that wait to be written; entries beyond that are declined. staging_bytes: memory that reads
+        arrive in.
 
         Raises InvalidArgumentError for a setting out of range, RemoteError without memory.
         """
@@ -54,7 +55,8 @@ class Mooncake:
         again.
 
         Raises RemoteError if the thread cannot start, and at the second call; ArenaError if the
-        arena lacks a plane; InvalidArgumentError for another length or slots of another size.
+        arena lacks a plane; InvalidArgumentError for an identity of another length or slots of
+        another size.
         """
 
     def settle(self, seconds: float) -> bool:
@@ -77,13 +79,13 @@ class Mooncake:
         """Counts since the start, and present values.
 
         hits, misses: lookups of entries that the cache did not know. asked: entries that the store
-        was asked for. reads, writes: entries read and written. read_bytes: their payload.
-        written_bytes: with headers. read_us, write_us: the microseconds that reads and writes took.
-        spared_writes: writes of bytes that were in the store already. reading, writing: entries
-        being copied now. unproven: entries declined because no second request had used them.
-        dropped: entries declined because the store was not used. puts, gets, lists: batches of
-        writes, reads and lookups. outages: times that the store was taken out of use; out: 1 while
-        it is, or the client is not ready. shared: 0 after a clear, when nothing is shared. helpers:
-        times that the client's process was started. latency_us, bandwidth: as last measured, 0
-        before. failed_*: failures by reason.
+        was asked for. reads, writes: entries read and written. read_bytes: the payload read.
+        written_bytes: the bytes written, headers included. read_us, write_us: the microseconds that
+        reads and writes took. spared_writes: writes of bytes that were in the store already.
+        reading, writing: entries being copied now. unproven: entries declined because no second
+        request had used them. dropped: entries declined because the store was not used. puts, gets,
+        lists: batches of writes, reads and lookups. outages: times that the store was taken out of
+        use; out: 1 while it is, or the client is not ready. shared: 0 after a clear, when nothing
+        is shared. helpers: times that the client's process was started. latency_us, bandwidth: as
+        last measured, 0 before. failed_*: failures by reason.
         """

@@ -31,8 +31,8 @@ class Remote:
         `file:///DIRECTORY`, which is made if its parent exists. Settings and credentials come from
         the environment. deadline_ms: a read or a list that takes longer fails. admit: "auto" writes
         entries that a second request has used, and reads those that take longer to compute; "all"
-        writes and reads everything. queue_bytes: of slots that wait to be written; entries beyond
-        that are declined. policy: which entries count as the least useful.
+        writes and reads everything. queue_bytes: the most bytes of slots that wait to be written;
+        entries beyond that are declined. policy: decides which entries count as the least useful.
 
         Raises InvalidArgumentError for another kind of URL and for a number out of range,
         RemoteError if the client or the directory cannot be made.
@@ -57,7 +57,8 @@ class Remote:
         nothing. A store that does not answer is tried again.
 
         Raises RemoteError if threads cannot start, and at the second call; ArenaError if the arena
-        lacks a plane; InvalidArgumentError for another length or slots of another size.
+        lacks a plane; InvalidArgumentError for an identity of another length or slots of another
+        size.
         """
 
     def describe(self, about: str) -> None:
@@ -86,12 +87,12 @@ class Remote:
         """Counts since the start, and present values.
 
         hits, misses: lookups of entries that the cache did not know. reads, writes: entries read
-        and written. read_bytes: their payload. written_bytes: with tables. read_us, write_us: the
-        microseconds that reads and writes took. spared_writes: writes of bytes that were in the
-        store already. reading, writing: entries being copied now. unproven: entries declined
-        because no second request had used them. dropped: entries declined because the store was not
-        used. puts, gets, lists: requests to the store. outages: times that the store was taken out
-        of use; out: 1 while it is. shared: 0 after a clear, when nothing is shared. entries, packs,
-        stored_bytes: what the store is known to have. latency_us, bandwidth: as last measured, 0
-        before. failed_*: failures by reason.
+        and written. read_bytes: the payload read. written_bytes: the bytes written, tables
+        included. read_us, write_us: the microseconds that reads and writes took. spared_writes:
+        writes of bytes that were in the store already. reading, writing: entries being copied now.
+        unproven: entries declined because no second request had used them. dropped: entries
+        declined because the store was not used. puts, gets, lists: requests to the store. outages:
+        times that the store was taken out of use; out: 1 while it is. shared: 0 after a clear, when
+        nothing is shared. entries, packs, stored_bytes: what the store is known to have.
+        latency_us, bandwidth: as last measured, 0 before. failed_*: failures by reason.
         """

@@ -16,23 +16,23 @@ _Request = TypeVar("_Request", bound=_Tracked)
 
 @final
 class Run:
-    """What the steps of one request fill, and which states they leave behind.
+    """Follows the steps of one request: the blocks they fill and the states they leave behind.
 
-    A run begins where the engine schedules a request behind what it has from caches, and ends when
-    the request ends or is preempted. A `request` has `request_id`, `num_prompt_tokens`,
+    A run begins when the engine schedules a request after the tokens that caches gave it, and ends
+    when the request ends or is preempted. A `request` has `request_id`, `num_prompt_tokens`,
     `num_tokens`, `num_computed_tokens` and a list of `block_hashes`, as vLLM's has.
     """
 
     def __new__(cls, request: object, keys: PrefixKeys, namespace: int) -> Run: ...
     namespace: int
-    """Of a cache, as `Cache.namespace` gave it."""
+    """The number of the request's namespace, from `Cache.namespace`."""
     hints: Hints | None
     stores: bool
-    """Whether its request wants to be stored."""
+    """Whether the request's entries are to be stored."""
     stale: bool
-    """Whether it goes on from bytes that may be wrong: none of it is published."""
+    """Whether the run goes on from bytes that may be wrong; then nothing of it is published."""
     steered: bool
-    """Whether it has to be told of each step before that is planned."""
+    """Whether `begins` of :meth:`Stores.step` is called before every step of the run."""
     offered_blocks: int
     """Leading blocks whose pages were offered to the cache."""
     @property
@@ -42,7 +42,7 @@ class Run:
     @property
     def quiet_until(self) -> int:
         """Steps that go on from `position` and end before this many tokens complete nothing, unless
-        the engine hands something over in them; 0 if each is looked at."""
+        the engine hands something over in them; 0 if every step is looked at."""
 
     @property
     def wanted(self) -> list[int]:
@@ -56,7 +56,7 @@ class Run:
         """Add boundaries that get a checkpoint."""
 
     def take_back(self, first: int) -> None:
-        """Tokens from the block `first` on were taken back: their pages will be written again."""
+        """Note that tokens from block `first` on were taken back: their pages are written anew."""
 
     def restart(self) -> None:
         """Forget what the request had computed: the engine has freed its blocks."""
@@ -84,17 +84,17 @@ class RunRules:
     ) -> RunRules:
         """block_tokens: tokens of a block, which has `stride` hashes.
 
-        groups: of each recurrent group, its block table and that table's columns of a block, of
-        which the last one has the state. carries(block, hash, table, tokens): whether the engine
-        knows a block by a hash. processed(request): its tokens that are computed for certain.
-        pin(pool, blocks) keeps blocks from being given to others, and unpin(pool, blocks) lets go
-        of them. known(request): how many keys it has, if its hashes don't say that.
+        groups: for each recurrent group, the index of its block table and how many engine blocks a
+        block has there; the last one has the state. carries(block, hash, table, tokens): whether
+        the engine knows a block by a hash. processed(request): how many of its tokens are certainly
+        computed. pin(pool, blocks) keeps blocks from being given to others, and unpin(pool, blocks)
+        lets go of them. known(request): how many keys it has, if its hashes don't say that.
 
         exports_states: kernels hand over a prefill's last state from inside its last step, which
         begins, with `drops_last_block`, a block earlier. drafts: the last tokens of a step may be
         drafts. narrow: some window is narrower than a block.
 
-        Raises InvalidArgumentError for blocks without tokens or hashes, and for another mode.
+        Raises InvalidArgumentError for blocks without tokens or hashes, and for an unknown mode.
         """
 
 @final
@@ -104,8 +104,8 @@ class Stores:
     `engine` stands for the engine's objects in every call: `tables(request_id)` gives block tables,
     `pool.blocks` is a list of all blocks, and `skipped(reason, entries)`,
     `not_planned(tracked, error)`, `not_copied(outcome, first)`, `not_published(job, error)` and
-    `not_in_flight(job)` take notes. `read_keys(tracked)` is called where `known` says how many keys
-    there are. What goes wrong with one request or job is noted; anything else is raised.
+    `not_in_flight(job)` are told what happened. `read_keys(tracked)` is called if there is a
+    `known`. An error of one request or job is told in this way; any other is raised.
     """
 
     def __new__(
@@ -117,7 +117,7 @@ class Stores:
         *,
         writes: bool = True,
     ) -> Stores:
-        """writes: whether anything is stored; if not, runs are followed all the same."""
+        """writes: whether anything is stored. Runs are followed in any case."""
 
     def __len__(self, /) -> int:
         """Jobs in flight."""
@@ -135,7 +135,7 @@ class Stores:
         begins: Callable[[_Request, int, int], None],
         planned: Callable[[_Request], None] | None = None,
     ) -> dict[int, StoreEntries]:
-        """Plan what a step completes, and say what to copy, by job.
+        """Plan stores of what a step completes. Returns the entries to copy, by job.
 
         requests: those that are followed, by id. scheduled: tokens of the step by request. state:
         has `boundary_state_offloads`, the states that the engine hands over by request, each as its
@@ -145,28 +145,28 @@ class Stores:
         """
 
     def report(self, engine: object, tracked: _Request) -> tuple[int, StoreEntries] | None:
-        """Plan what accepted drafts have completed: a job, if that is anything."""
+        """Plan a store of what accepted drafts have completed. Returns the job, if there is one."""
 
     def finish(
         self, engine: object, tracked: _Request, tables: Sequence[Sequence[object]]
     ) -> tuple[int, StoreEntries] | None:
-        """Plan what is left of a request that has ended with these block tables."""
+        """Plan a store of what is left of a request that has ended with these block tables."""
 
     def void(self, wrong: Callable[..., bool]) -> None:
         """Publish nothing of the jobs in flight for which `wrong(request_id, blocks)` is true."""
 
     def drop_jobs(self, engine: object, jobs: Sequence[int]) -> None:
-        """Give up jobs that no worker was told of."""
+        """Give up jobs that were sent to no worker."""
 
     def ended(self, engine: object, outcomes: dict[int, list[_Outcome]], trusted: bool) -> None:
-        """Take ranks' outcomes by job, and publish, if `trusted`, what all of them have copied.
+        """Take the ranks' outcomes, by job. If `trusted`, publish what all ranks have copied.
 
-        A job lasts, with its slots and blocks, until every rank has spoken: once, by its `rank`.
-        What makes no sense is noted at once, and then nothing of the job is published. One rank may
-        be missing if somebody has spoken whose `rank` cannot be read.
+        A job keeps its slots and blocks until every rank has reported once. If an outcome makes no
+        sense, nothing of its job is published. An outcome whose `rank` cannot be read counts as
+        that of one missing rank.
 
-        An outcome has `rank`, `error`, `nbytes`, `seconds` and `checksums`: eight bytes of each
-        entry, in the machine's order, or none.
+        An outcome has `rank`, `error`, `nbytes`, `seconds` and `checksums`: eight bytes per entry,
+        in the machine's byte order, or none.
         """
 
     def take_copied(self) -> tuple[int, float]:

@@ -85,9 +85,9 @@ class HostEngine(_Engine):
     """A copy engine between host memory and an arena, with threads of its own.
 
     rank: whose plane is used. num_blocks: how many blocks the caches have, one number for all
-    groups or one for each. layers: one map for each layer of the geometry. threads: that copy.
+    groups or one for each. layers: one map for each layer of the geometry. threads: how many copy.
     checksums: whether stores compute them; loads compare the ones they are given in any case.
-    owners: kept alive until the copy engine is closed or dropped, which both wait for the
+    owners: objects kept alive until the copy engine is closed or dropped; both wait for the
     transfers in flight.
 
     Raises ForeignError if the arena belongs to another geometry; InvalidArgumentError and

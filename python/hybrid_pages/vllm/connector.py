@@ -123,7 +123,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """False: this is a cache, and a store that fails costs a later miss."""
+        """False: this is a cache, where a failed store costs no more than a later miss."""
         return False
 
     def shutdown(self) -> None:

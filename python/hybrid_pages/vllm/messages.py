@@ -14,9 +14,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from hybrid_pages._core import StoreEntries
 
 LoadEntry = tuple[int, list[int], list[int | None], list[int]]
-"""What a load copies for one entry: class index, arena slots, engine block ids in the order of the
-class's groups, and the checksums of all ranks' shards, or none. Nothing is loaded into a block that
-is None."""
+"""One entry of a load: its class index, arena slots, engine block ids in the order of the class's
+groups, and the checksums of all ranks' shards, or none. Nothing is loaded into a block that is
+None."""
 
 LoadEntryOfRank = tuple[int, list[int], list[int | None], int | None]
 """A :data:`LoadEntry` with the checksum of one rank's shard; None for no comparison."""
@@ -51,7 +51,7 @@ class LoadJob(NamedTuple):
     last: bool = True
     """Whether it is the last wave of the request's load.
 
-    vLLM is told of the end of the last one.
+    vLLM hears that the load has ended when its last wave has.
     """
 
 

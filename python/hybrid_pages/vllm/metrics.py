@@ -1,7 +1,7 @@
 """Counters and gauges of the connector, as vLLM's connector stats and as Prometheus metrics.
 
-A counter has what was counted since it was last read, a gauge the present value. A key is a
-metric's name, or ``name:label`` if the metric has a label.
+A counter has the count since it was last read, a gauge the present value. A key is a metric's name,
+or ``name:label`` if the metric has a label.
 """
 
 from collections.abc import Mapping
@@ -332,7 +332,7 @@ class Figures:
     def _count_up(self, found: Mapping[tuple[str, str | None], float]) -> None:
         """Counts the increase of values that count from the start."""
         for (name, label), seen in found.items():
-            # A cache that was closed by a panic has 0.
+            # A cache that a panic has closed reports 0.
             known = self._below.get((name, label), 0)
             self._below[name, label] = max(seen, known)
             self.count(name, max(seen - known, 0), label)

@@ -145,7 +145,7 @@ def _of_model(
     yield f"{prefix}media", "" if media is None else _text(versions.fields(media))
     yield f"{prefix}dtype", str(model.dtype)
     yield f"{prefix}quantization", f"{model.quantization} {_text(model.quantization_config)}"
-    # Some models scale positions by it.
+    # Some models scale positions by this length.
     yield f"{prefix}max_model_len", str(model.max_model_len)
     yield f"{prefix}weights", _weights(config, model, setting)
 

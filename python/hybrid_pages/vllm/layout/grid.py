@@ -26,18 +26,18 @@ Tables = Sequence[Sequence["int | KVCacheBlock"]]
 class EntryBlocks:
     """The engine blocks that one group of the geometry has in an entry.
 
-    They are the last engine blocks of the block: a state is at its end, and a window narrower than
-    the block sees only these from the end.
+    An entry has the last ones of its block: a state is at the block's end, and from there a window
+    narrower than the block sees no others.
     """
 
     table: int
-    """The index of vLLM's group, whose block table has them."""
+    """The index of vLLM's group, whose block table lists them."""
     tokens: int
     """The tokens of an engine block."""
     per_block: int
     """How many engine blocks hold the tokens of a block."""
     count: int
-    """How many of these, the last ones, an entry has."""
+    """How many of these an entry has, counted from the last."""
     window_tokens: int | None = None
 
     @property
@@ -65,7 +65,7 @@ class BlockGrid:
     drafts: int = 0
     """The most tokens of a step that may be drafts."""
     lookahead: int = 0
-    """How many tokens behind a position its K/V in draft layers depends on."""
+    """How many tokens after a position its keys and values in draft layers depend on."""
     drops_last_block: bool = False
     """Whether the last step of a prefill begins a block before its last boundary or earlier, since
     vLLM does not resume prompts with drafts from their last matching block."""
@@ -73,11 +73,11 @@ class BlockGrid:
     """The tokens of a state's block, if vLLM exports states into the blocks of running ones; 0 if
     it does not. See :class:`~hybrid_pages.vllm.scheduler.engine_steps.Steps`."""
     drafter_tokens: int | None = None
-    """The longest that a request may be after a step with draft layers; None for any length."""
+    """The most tokens that a request may have after a step with draft layers; None for no limit."""
 
     @property
     def hash_tokens(self) -> int:
-        """The tokens of a block, each of which has a key."""
+        """How many tokens each of vLLM's prefix hashes adds."""
         return self.block_tokens // self.stride
 
     def columns(self, geometry: Geometry) -> TableColumns:
@@ -99,7 +99,7 @@ class BlockGrid:
         """The rules of an engine's steps, for the core.
 
         Args:
-            geometry: of the entries.
+            geometry: the layout of the entries.
             mode: which checkpoints are wanted.
             known: tells how many keys a request has; None if that is the number of its hashes.
         """

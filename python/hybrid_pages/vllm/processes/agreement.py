@@ -65,7 +65,7 @@ class Agreement:
         return bool(news) and self._compare()
 
     def open_arena(self, slots: Slots) -> Arena:
-        """The planes of all ranks, which must have so many slots.
+        """Opens the planes of all ranks, each of which must have these slots.
 
         Raises:
             UnsupportedError: this process cannot open a plane; names it and its rank.

@@ -1,8 +1,8 @@
 """Counts answers whose states were not kept, although a later prompt could have resumed there.
 
-A prompt that repeats an earlier answer finds neither pages nor a state behind the prompt of that
-answer, which the cache cannot tell from a new prompt. So the keys of boundaries whose states
-existed and were not wanted are remembered, and later prompts that pass one are counted.
+A prompt that repeats an earlier answer finds no pages and no state after the earlier prompt, so the
+cache takes it for a new prompt. This module remembers the keys of boundaries whose states existed
+but were not wanted, and counts later prompts that pass one.
 """
 
 from collections.abc import Iterable
@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from hybrid_pages._core import PrefixKeys
 
 _MOST = 16_384
-"""How many boundaries are remembered; the oldest are forgotten first. There is one for hundreds of
-decoded tokens."""
+"""How many boundaries are remembered; the oldest are forgotten first. There is one per several
+hundred decoded tokens."""
 
 
 class Answers:

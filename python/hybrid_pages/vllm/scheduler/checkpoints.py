@@ -1,7 +1,7 @@
 """Chooses where a request gets checkpoints, and asks the engine to end steps there.
 
 A state exists where a step ended, and at the last boundary of a prompt if the kernels export it
-from inside a step. vLLM ends a step at that boundary otherwise, and at one fork (see
+from inside a step. Otherwise vLLM ends a step at that boundary. It also ends one at one fork (see
 :func:`hybrid_pages.vllm.versions.end_step_at`). Moving that fork from stop to stop ends a step at
 every boundary that needs one.
 """

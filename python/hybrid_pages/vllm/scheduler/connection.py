@@ -1,4 +1,4 @@
-"""What the scheduler half has once the plan is known: a cache over its slots, stores and loads.
+"""The cache, stores and loads of the scheduler half, made when the planned geometry is known.
 
 Nothing is published before every rank has reported the same plan and equal tensors.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What the scheduler half is told of its engine."""
+    """Facts about the engine that the scheduler half needs."""
 
     grid: BlockGrid
     """How vLLM cuts sequences into blocks and hashes."""
@@ -49,7 +49,7 @@ class EngineFacts:
     stores: bool = True
     """Whether this engine stores, by its ``kv_role``."""
     loads: bool = True
-    """Whether it loads."""
+    """Whether this engine loads, by its ``kv_role``."""
     cores: EngineCores = ONLY_ONE
     """The engine cores, of which this is one."""
     event_groups: Sequence[EventGroup] | None = None
@@ -57,7 +57,7 @@ class EngineFacts:
     pins: bool = False
     """Whether the workers get their memory ready for a device before it is used."""
     model: ModelFacts | None = None
-    """What names entries that outlive the engine; needed with ``disk_path`` and ``remote_url``."""
+    """Names entries that outlive the engine; needed with ``disk_path`` and ``remote_url``."""
     ahead: int = 1
     """Steps that the engine plans before it waits for the first of them."""
 
@@ -67,8 +67,8 @@ class Connection:
 
     Args:
         settings: checked settings.
-        engine: what is known of it.
-        closed: told that a panic has closed the cache.
+        engine: facts about the engine.
+        closed: called when a panic has closed the cache.
 
     Raises:
         BudgetError: ``host_gb``, or this one's part of ``disk_gb``, cannot hold one entry of each
@@ -97,20 +97,20 @@ class Connection:
         self.disk: Disk | None = None
         self.remote: Remote | Mooncake | None = None
         self.pace: Pace | None = None
-        """How fast prompts are computed, if reading them is weighed against that."""
+        """Measures how fast prompts are computed, if reads are weighed against computing."""
         if settings.remote_url and settings.remote_admit == "auto":
             self.pace = Pace(engine.ahead, engine.grid.block_tokens)
         self.may_store, self.may_load = engine.stores, engine.loads
         self.figures, self.keys = Figures(engine.grid.block_tokens), Keys(engine.grid)
         self.events: Events | None = None
         self.stored: Callable[[Tracked], None] | None = None
-        """Told of each request of which a step stores something, if blocks are announced."""
+        """Called with each request of which a step stores something, if blocks are announced."""
         self._closed = closed
         self._event_groups = engine.event_groups
         self._ready: dict[int, int] | None = {} if engine.pins else None
         self.connected = self.stopped = False
         self.serving = False
-        """Whether there is a cache, and the workers are as planned, as far as known."""
+        """Whether there is a cache and, as far as known, the workers match the plan."""
         self.agreement = Agreement(engine.ranks, engine.plan)
         self.manager: KVCacheManager | None = None
         self.pool: BlockPool | None = None
@@ -214,15 +214,14 @@ class Connection:
         self.got_ready({report.rank: report.ready for report in reports})
 
     def _connect_tiers(self, arena: Arena) -> None:
-        """Opens what other engines of this identity have left in the tiers below, if there are
-        any."""
+        """Opens the tiers below, if any, with what engines of this identity have left there."""
         if self.model is None:
             return
         identity, about = self.model.identity(self.geometry), self.model.about(self.geometry)
         for kind, tier, place in self._tiers():
             tier.connect(arena, identity)
             if isinstance(tier, Disk) or (isinstance(tier, Remote) and self.may_store):
-                tier.describe(about)  # Values are all that a Mooncake Store keeps.
+                tier.describe(about)  # A Mooncake Store keeps values only.
             if isinstance(tier, Disk):
                 for note in tier.notes():
                     logger.warning("hybrid-pages: the disk at %s: %s", place, note)
@@ -235,14 +234,14 @@ class Connection:
             )
 
     def _tiers(self) -> Iterator[tuple[str, Disk | Remote | Mooncake, str]]:
-        """The tiers below: what each is, and where, for the log."""
+        """The tiers below, each with its kind and place for the log."""
         if self.disk is not None:
             yield "disk", self.disk, self.settings.disk_path
         if self.remote is not None:
             yield "remote store", self.remote, self.remote.place
 
     def got_ready(self, slots: Mapping[int, int]) -> None:
-        """Ranks have so many slots ready now: what all of them have may be used."""
+        """Takes how many slots each rank has ready. Those that all ranks have may be used."""
         if self._ready is None or self.stopped:
             return
         for rank, count in slots.items():
@@ -255,7 +254,7 @@ class Connection:
         self.stopped, self.serving = True, False
 
     def describe(self) -> str:
-        """One line: the geometry, and what the budget holds."""
+        """A line with the geometry and what the budget holds."""
         return describe(
             self.geometry,
             self.slots,
@@ -265,7 +264,7 @@ class Connection:
         )
 
     def take_events(self) -> "Sequence[KVCacheEvent]":
-        """What routers are to be told since the last call."""
+        """The KV events for routers since the last call."""
         return () if self.events is None else self.events.take(self.pool)
 
     def bind_manager(self, manager: "KVCacheManager") -> None:

@@ -1,4 +1,4 @@
-"""Steps of the engine: what is unusual about one, and the stores of what it completes."""
+"""Follows the engine's steps: finds what is unusual, and plans stores of what they complete."""
 
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ class Steps:
         self.connection, self.requests = connection, requests
         self.epochs, self.invalid, self.grid = epochs, invalid, connection.grid
         self._drafted = True
-        """Whether this step computes its draft layers, if there are any."""
+        """Whether the worker runs the draft layers in this step, if there are any."""
 
     def stores(self, output: "SchedulerOutput") -> dict[int, StoreEntries]:
         """The stores of everything that a step completes, by job."""
@@ -53,8 +53,8 @@ class Steps:
         )
 
     def _is_drafted(self, scheduled: dict[str, int], longest: int) -> bool:
-        """The worker leaves the draft layers out of a step, for all of its requests, if one of them
-        is too long for them."""
+        """Whether the worker runs draft layers in a step. It leaves them out for all requests if
+        one request is too long for them."""
         return all(
             tracked.request.num_computed_tokens + new_tokens <= longest
             for request_id, new_tokens in scheduled.items()
@@ -62,8 +62,8 @@ class Steps:
         )
 
     def begins(self, tracked: Tracked, start: int, new_tokens: int) -> None:
-        """A step of a request does not just go on from the one before: a run begins, tokens were
-        taken back, it may have to end at a stop, or some of its tokens may be drafts."""
+        """Called for a step that does not just go on from the one before: a run begins, tokens were
+        taken back, the step may have to end at a stop, or some of its tokens may be drafts."""
         connection, position = self.connection, tracked.run.position
         if position is None:
             self._scheduled(tracked, start)
@@ -81,10 +81,10 @@ class Steps:
         on.
 
         Kernels export a state from inside every step of a prompt, into the block that the worker
-        has before the last one. vLLM reserves one only in the last step. In another one that ends
-        two blocks further, the worker still has the one scratch block there, which the scheduler
-        has just made the block of the running state. In the first step of a run the worker has no
-        scratch block yet. (``MambaManager._needs_internal_checkpoint``)
+        has before the last one. vLLM reserves that block only in the last step. In a step before it
+        that ends two blocks further, the worker still has the one scratch block there, which the
+        scheduler has just made the block of the running state. In the first step of a run the
+        worker has no scratch block yet. (``MambaManager._needs_internal_checkpoint``)
         """
         n, request = self.grid.overwritten, tracked.request
         prefill_end = max(request.num_prompt_tokens, request.num_tokens - 1)
@@ -93,7 +93,7 @@ class Steps:
         return (end - 1) // n - (start - 1) // n == 2
 
     def _scheduled(self, tracked: Tracked, start: int) -> None:
-        """A run of a request begins, behind ``start`` tokens."""
+        """Called when a run of a request begins after ``start`` tokens."""
         if self.connection.loads.scheduled(tracked, start):
             self.invalid.expect()
         if tracked.reads_cache is not None:
@@ -102,7 +102,7 @@ class Steps:
         local_tokens = start - tracked.loaded
         tracked.prompt_tokens = tracked.request.num_prompt_tokens
         if self.grid.lookahead:
-            # Nobody knows what came after vLLM's own blocks when their draft layers were computed.
+            # It is unknown what came after vLLM's own blocks when draft layers computed them.
             tracked.run.offered_blocks = -(-local_tokens // self.grid.block_tokens)
         keys = -(-local_tokens * self.grid.stride // self.grid.block_tokens)
         hit = tracked.request.block_hashes[: max(0, keys)]
@@ -111,9 +111,9 @@ class Steps:
             self.connection.events.begins(tracked)
 
     def _taken_back(self, tracked: Tracked, start: int) -> None:
-        """Tokens from ``start`` on were taken back: a session that streams its input goes on with
-        others. Their pages are written again, but a state that includes them stays wrong, and so
-        does what a draft layer has computed from the first of them."""
+        """Called when tokens from ``start`` on were taken back: a session that streams its input
+        goes on with others. Their pages are written again, but a state that includes them stays
+        wrong, and so does what a draft layer has computed from the first of them."""
         tracked.prompt_tokens = tracked.request.num_prompt_tokens
         tracked.keys.clear()
         first = max(start - self.grid.lookahead, 0) // self.grid.block_tokens
@@ -122,7 +122,7 @@ class Steps:
             self.epochs.distrust(tracked, first * self.grid.stride)
 
     def reported(self) -> None:
-        """The report of a step has come: plans stores of what accepted drafts have completed."""
+        """Called when a step is reported: plans stores of what accepted drafts have completed."""
         connection = self.connection
         for tracked in self.requests.values():
             try:

@@ -50,7 +50,7 @@ def event_groups(config: "KVCacheConfig") -> list[EventGroup]:
 
 
 class _Part(NamedTuple):
-    """One of our blocks in the blocks of groups of one size."""
+    """A block of the cache, divided into vLLM's blocks of one size."""
 
     parent: bytes | None
     hashes: list[bytes]
@@ -58,7 +58,7 @@ class _Part(NamedTuple):
 
 
 class _Note(NamedTuple):
-    """What events need of a block and its hash does not tell; kept in the cache."""
+    """The facts about a block that events need beyond its hash; kept in the cache."""
 
     tokens: list[int]
     key: bytes
@@ -66,14 +66,14 @@ class _Note(NamedTuple):
     lora: tuple[int, str] | None
     session: str | None
     parts: dict[int, _Part]
-    """By tokens of a group's blocks."""
+    """The block's parts, by the tokens in a group's blocks."""
 
 
 class Events:
     """Follows what the cache announces and puts it into vLLM's events.
 
     Args:
-        cache: with a class of attention pages; follows it from now on.
+        cache: has a class of attention pages; its changes are followed from now on.
         below: whether there are tiers below the host.
         keys: of the engine's requests.
         groups: the attention groups.
@@ -93,12 +93,12 @@ class Events:
         self.cache, self.keys, self.grid = cache, keys, keys.grid
         self.groups, self.figures, self.share = groups, figures, share
         self._media = (False, True) if below else (False,)
-        """Whether it is below the host: the engine's media of events."""
+        """The media of events: False for the host, True for the tiers below it."""
         self._announced: dict[bool, Counter[bytes]] = {it: Counter() for it in self._media}
-        """How often a block is announced in a medium, by vLLM's hash: with draft layers, under
+        """How often a block is announced in a medium, by vLLM's hash. With draft layers a block has
         several keys."""
         self._emptied: object = None
-        """vLLM's own prefix cache as of the last events."""
+        """vLLM's own prefix cache when events were last taken."""
         self._namespaces: dict[tuple[bytes, bytes], int] = {}
         """The last namespace of each LoRA and tenant, the most recently used one last."""
         cache.follow()
@@ -166,9 +166,9 @@ class Events:
     def take(self, pool: "BlockPool | None") -> "list[KVCacheEvent]":
         """Events since the last call.
 
-        When vLLM has emptied its own prefix cache it has said so for all of the worker's blocks, in
-        whatever medium. So all of ours are removed, which routers that keep the media apart need,
-        and stored again.
+        When vLLM empties its own prefix cache, its event covers the worker's blocks in every
+        medium. So all blocks of this cache are announced anew, after their removal for routers that
+        keep the media apart.
         """
         found = None if pool is None else versions.prefix_cache_of(pool)
         anew = self._emptied is not None and found is not self._emptied
@@ -198,7 +198,8 @@ class Events:
             yield from ([note for note, _ in piece] for (_, new), piece in pieces if new)
 
     def _changes(self, note: _Note, below: bool, by: int) -> bool:
-        """Whether a block is announced for the first time now, or no more."""
+        """Counts a block's announcements. Returns whether this begins the first or ends the
+        last."""
         announced = self._announced[below]
         if by < 0 and note.key not in announced:
             return False  # it was announced before it could be described
@@ -225,6 +226,6 @@ class Events:
 
 
 def _read(note: bytes) -> _Note:
-    """A note of this process."""
+    """Reads a note that this process has written."""
     read: _Note = pickle.loads(note)
     return read

@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 
 _STATS_SECONDS = 1.0
-"""A busy engine's figures go out so often: gathering them in every step would cost each one."""
+"""Seconds between the figures of a busy engine, since gathering them takes time."""
 
 
 class SchedulerHalf:
-    """The connector in the scheduler's process: what becomes of each request, and vLLM's calls.
+    """The connector in the scheduler's process: takes vLLM's calls and follows each request.
 
     Args:
         settings: checked settings.
-        engine: what is known of the engine.
+        engine: facts about the engine.
 
     Raises:
         BudgetError: ``host_gb``, or this engine's part of ``disk_gb``, cannot hold one entry of
@@ -55,7 +55,7 @@ class SchedulerHalf:
         self.connection = Connection(settings, engine, closed=self._closed)
         """The engine's cache, with its stores and loads."""
         self.name = uuid.uuid4().hex
-        """By which a worker in the same process is found."""
+        """The name by which a worker in the same process is found."""
         self._no_copies = StepMetadata(self.name)
         self._tiers_by: float | None = None
         """When requests stop waiting for the tiers below to be opened."""
@@ -125,7 +125,7 @@ class SchedulerHalf:
             if not waited:
                 self._name_again(tracked)
         tokens = self._tokens(tracked, local_tokens)
-        # Its LoRA may have changed while it waited; a look in every step would cost too much.
+        # The LoRA may have changed while the request waited. A look in every step costs too much.
         if waited and tokens is not None and self._name_again(tracked):
             tokens = self._tokens(tracked, local_tokens)
         tracked.waits = tokens is None
@@ -160,7 +160,7 @@ class SchedulerHalf:
 
     def _awaits_tiers(self) -> bool:
         """Whether the first requests wait for the ranks' reports, without which no tier below is
-        open. They come with the next step, if not at startup."""
+        open. The reports come with the next step, if not at startup."""
         if not self.connection.settings.lasting or self.connection.agreement.geometry is not None:
             return False
         now = time.monotonic()
@@ -176,14 +176,14 @@ class SchedulerHalf:
     def step(self, scheduler_output: "SchedulerOutput") -> StepMetadata:
         """This step's copies, in both directions.
 
-        Each engine step waits for this, with little in the processor's caches: a usual one does
+        Each engine step waits for this, with little in the processor's caches, so a usual call does
         nothing but plan stores.
         """
         connection, idle = self.connection, not scheduler_output.total_num_scheduled_tokens
         if connection.serving and (idle or connection.loads.in_flight):
             self._look_for_panics()
         if not connection.serving:
-            # Of a cache that was stopped: loads between two waves end as failed.
+            # The cache was stopped: loads between two waves end as failed.
             loads = connection.loads.take_planned() if connection.connected else []
             return StepMetadata(self.name, loads=loads) if loads else StepMetadata()
         if connection.pace is not None:
@@ -206,8 +206,8 @@ class SchedulerHalf:
             loads.parked.refuse(self._requests.values())
 
     def _will_free(self, idle: "SchedulerOutput") -> bool:
-        """Whether vLLM gives blocks back after this step: it does so when the steps in flight are
-        reported, those of requests that have just ended or were preempted among them."""
+        """Whether vLLM frees blocks after this step. It does when steps in flight are reported,
+        also those of requests that have just ended or were preempted."""
         if idle.finished_req_ids or idle.preempted_req_ids:
             return True
         return any(each.request.num_in_flight_tokens for each in self._requests.values())
@@ -220,7 +220,7 @@ class SchedulerHalf:
             )
 
     def invalid(self, blocks: Iterable[int]) -> None:
-        """Another connector could not load these blocks, and a step has gone on from them."""
+        """Called when a step has gone on from blocks that another connector could not load."""
         if not self.connection.connected:
             return
         tables = {request_id: self.connection.ids(request_id) for request_id in self._requests}
@@ -229,7 +229,7 @@ class SchedulerHalf:
         )
 
     def reported(self, connector_output: "KVConnectorOutput") -> None:
-        """The report of a step has come, with what the workers say, and requests that got loads."""
+        """Takes the report of a step: the workers' metadata, and requests that got loads."""
         if connector_output.invalid_block_ids:
             self.invalid(connector_output.invalid_block_ids)
         if self._invalid.waiting:
@@ -244,7 +244,7 @@ class SchedulerHalf:
                     self._recompute(request_id)
 
     def _keys(self, tracked: Tracked) -> int | None:
-        """How many keys a request has of what it has computed in this run."""
+        """How many keys cover what a request has computed in this run."""
         n = self.connection.grid.block_tokens
         position = tracked.run.position
         return None if position is None else position // n * self.connection.grid.stride
@@ -276,11 +276,11 @@ class SchedulerHalf:
             self.connection.figures.count("failures", label="worker_metadata")
 
     def _closed(self, error: Exception) -> None:
-        """A panic has closed the cache."""
+        """Called when a panic has closed the cache."""
         self._stop(error, "panic")
 
     def _look_for_panics(self) -> None:
-        """The engine goes on without the cache if a panic has closed that."""
+        """Stops using the cache if a panic has closed it."""
         if self.connection.serving and (failure := self.connection.cache.failure()) is not None:
             self._stop(HybridPagesError(failure), "panic")
 
@@ -312,10 +312,10 @@ class SchedulerHalf:
             request.skip_reading_prefix_cache = True
 
     def forget(self, request: "Request", tables: Tables) -> None:
-        """A request ended: forgets whatever no copy under way needs."""
+        """Called when a request ended: forgets whatever no copy under way needs."""
         if self.connection.agreement.alone and worker_here(self.name) is not None:
-            # It does not step while it is idle, and a step in flight would keep the blocks. Our
-            # loads are ordered behind that step.
+            # An idle engine does not step, and a step in flight would keep the blocks. Loads of
+            # this connector are ordered behind that step.
             versions.free_at_once(request)
         self._arrived.discard(request.request_id)
         tracked = self._requests.pop(request.request_id, None)
@@ -378,7 +378,7 @@ class SchedulerHalf:
             self.connection.figures.count("failures", label="settle")
 
     def shutdown(self) -> None:
-        """Ends the recording and the use of the tiers below, if there are such."""
+        """Ends the recording and the use of the tiers below, if there are any."""
         if self._recording is not None:
             self._recording.close()
         self._tell(close_tier(self.connection.disk), close_tier(self.connection.remote))
@@ -419,14 +419,14 @@ class SchedulerHalf:
         return self.connection.storing
 
     def take_events(self) -> "Sequence[KVCacheEvent]":
-        """What routers are to be told since the last call."""
+        """The KV events for routers since the last call."""
         return self.connection.take_events()
 
     # ---- figures
 
     def step_stats(self) -> HybridPagesStats | None:
-        """The figures that go out with this step: of a busy engine every so often, and of one that
-        has come to rest at once."""
+        """The figures that go out with this step: those of a busy engine at intervals, those of one
+        that has come to rest at once."""
         now, busy = time.monotonic(), bool(self._requests or self._arrived or self.storing)
         if busy and now < self._figures_from:
             return None

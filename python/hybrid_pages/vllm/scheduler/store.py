@@ -2,7 +2,7 @@
 
 Blocks fill, their entries are reserved, the engine's source blocks are pinned, every rank copies,
 the lease commits, the pins go. A failure anywhere costs that store alone. The core does all of it,
-with a call a step and a call a report; what it asks and says of an engine goes through here.
+in one call per step and one per report. Its questions to the engine go through this module.
 """
 
 from collections.abc import Callable, Container
@@ -30,16 +30,16 @@ def _no_tables(request_id: str) -> Tables:
 
 
 def _ignore(error: Exception) -> None:
-    """Nobody wants to know."""
+    """Does nothing: nobody has asked to be told."""
 
 
 class StoreJobs:
     """The stores of one engine: plans them and publishes what every rank has copied.
 
     Args:
-        geometry: what entries are made of.
-        cache: where they go.
-        keys: names prefixes.
+        geometry: the layout of entries.
+        cache: where entries go.
+        keys: makes the keys of prefixes.
         mode: which checkpoints are wanted.
         figures: counts what is not stored.
         writes: whether this engine stores at all.
@@ -59,20 +59,20 @@ class StoreJobs:
         rules = self.grid.rules(geometry, mode, keys.known if keys.names_next else None)
         columns = self.grid.columns(geometry)
         self.core = Core(geometry, cache, columns, rules, writes=writes)
-        """It plans a store of all that a step completes of each request: pages of filled blocks,
-        and states that are wanted. Nothing of a request stays reserved or pinned if its plan fails.
+        """Plans a store of all that a step completes of each request: pages of filled blocks, and
+        states that are wanted. Nothing of a request stays reserved or pinned if its plan fails.
         """
         self.tables: Callable[[str], Tables] = _no_tables
         """Gives all blocks that vLLM holds for a request, including those not reported as computed;
         for this step only."""
         self.closed: Callable[[Exception], None] = _ignore
-        """Told that a panic has closed the cache."""
+        """Called when a panic has closed the cache."""
         self.pool: BlockPool | None = None
         """vLLM's block pool."""
         self.unsent: dict[int, StoreEntries] = {}
         """Jobs of requests that have ended, for the next step's metadata."""
         self._ahead: set[int] = set()
-        """Jobs that were ended ahead of the reports that say so."""
+        """Jobs that were ended before their reports arrived."""
 
     def __len__(self) -> int:
         """Stores whose source blocks are pinned."""
@@ -81,7 +81,7 @@ class StoreJobs:
     # ---- what to store
 
     def reported(self, tracked: Tracked) -> bool:
-        """Plans a store of what the drafts that were accepted have completed.
+        """Plans a store of what accepted drafts have completed.
 
         The job goes with the next step, whose allocation frees the blocks of a window that is
         narrower than a block of ours. Returns whether there is one.
@@ -91,7 +91,7 @@ class StoreJobs:
         return self._add(self.core.report(self, tracked))
 
     def finish(self, tracked: Tracked, tables: Tables) -> None:
-        """Plans a store of the last blocks of a request, whose keys only its end makes known.
+        """Plans a store of the last blocks of a request, whose keys are known only at its end.
 
         The job goes with the next step.
         """
@@ -111,11 +111,11 @@ class StoreJobs:
         self.keys.of(tracked)
 
     def skipped(self, reason: str, entries: int) -> None:
-        """So many entries are not stored."""
+        """Called when entries are not stored, with the reason."""
         self.figures.count("skipped_entries", entries, reason)
 
     def not_planned(self, tracked: Tracked, error: Exception) -> None:
-        """The store of what a step completes of a request could not be planned."""
+        """Called when the store of what a step completes could not be planned."""
         if self._is_closed(error):
             return
         name = tracked.request.request_id
@@ -123,13 +123,13 @@ class StoreJobs:
         self.figures.count("failures", label="store_plan")
 
     def not_copied(self, outcome: Outcome, first: bool) -> None:
-        """A rank has not copied; ``first``: the first one of its job."""
+        """Called when a rank has not copied; ``first``: whether it is the first of its job."""
         logger.warning("a store failed on rank %d: %s", outcome.rank, outcome.error)
         if first:
             self.figures.count("failures", label=outcome.reason)
 
     def not_in_flight(self, job: object) -> None:
-        """A worker has reported a job that it was not given, or had ended."""
+        """Called when a worker has reported a job that it was not given, or had ended."""
         if isinstance(job, int) and job in self._ahead:
             self._ahead.discard(job)
             return
@@ -137,7 +137,7 @@ class StoreJobs:
         self.figures.count("failures", label="worker_metadata")
 
     def not_published(self, job: int, error: Exception) -> None:
-        """What every rank has copied could not be published."""
+        """Called when a job that every rank has copied could not be published."""
         if self._is_closed(error):
             return
         logger.error("publishing store %d failed", job, exc_info=error)
@@ -180,7 +180,7 @@ class StoreJobs:
         self.core.ended(self, outcomes, trusted)
 
     def ahead_of_reports(self, outcomes: dict[int, list[Outcome]]) -> dict[int, list[Outcome]]:
-        """Those of outcomes of one rank that were not received: they may come again."""
+        """The outcomes of one rank whose jobs are in flight. They may be reported again."""
         found = {job: each for job, each in outcomes.items() if job in self.core}
         self._ahead = set(found)
         return found

@@ -1,10 +1,10 @@
 """vLLM as this connector knows it, beyond the public interface of connectors.
 
-The next version of vLLM is a change of this package. It holds the supported versions, a table of
-everything that the connector reads (:data:`READS`), how the versions differ
-(:data:`DIFFERENCES`), and a function for each use of vLLM that relies on how it works inside.
-Other modules call these functions or read what the table lists; they never ask vLLM's objects
-whether an attribute exists, and never compare versions.
+To support the next version of vLLM, change this package. It holds the supported versions, a table
+of everything that the connector reads (:data:`READS`), how the versions differ
+(:data:`DIFFERENCES`), and a function for each use of vLLM that relies on how it works inside. Other
+modules call these functions or read what the table lists; they never ask vLLM's objects whether an
+attribute exists, and never compare versions.
 
 Importing this module imports neither torch nor vLLM.
 """

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def tables_of(manager: "KVCacheManager") -> "Callable[[str], Sequence[Sequence[KVCacheBlock]]]":
-    """Gives all blocks that vLLM holds for a request, by group; not to be changed, and for one step
-    only. Other than ``get_block_ids``, it takes no longer for a longer request, and other than
-    ``get_blocks`` it runs no Python."""
+    """A function for all blocks that vLLM holds for a request, by group. Do not change them, and
+    use them for one step only. Unlike ``get_block_ids``, it takes no longer for a longer request,
+    and unlike ``get_blocks`` it runs no Python."""
     groups = manager.coordinator.single_type_managers
     return BlockTables([group.req_to_blocks for group in groups])
 
@@ -71,7 +71,7 @@ def blocks_to_finish(
 
 
 def carries(block: "KVCacheBlock", key: bytes, group: int, tokens: int) -> bool:
-    """Whether vLLM knows a block by a prefix key, of a group and so many tokens."""
+    """Whether vLLM knows a block by this prefix key, group and number of tokens."""
     if block.block_hash is None or block.block_hash_num_tokens != tokens:
         return False
     return bool(block.block_hash == _with_group()(key, group))
@@ -105,7 +105,7 @@ def forget_blocks(pool: "BlockPool", blocks: set[int]) -> None:
 
 
 def pin(pool: "BlockPool", blocks: "list[KVCacheBlock]") -> None:
-    """Keeps blocks that nobody holds from being given away; of others ``ref_cnt`` is enough."""
+    """Keeps blocks that nobody holds from being given away; for others ``ref_cnt`` is enough."""
     pool.touch(blocks)
 
 

@@ -17,11 +17,11 @@ _PARSERS = ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.common.cli_
 
 
 def serve_arguments(model: str, flags: Sequence[str]) -> "AsyncEngineArgs":
-    """The engine's arguments of ``vllm serve MODEL FLAGS``; what only the server reads is dropped.
-    On a CPU, flags that name no share of its memory leave one that fits.
+    """The engine's arguments in ``vllm serve MODEL FLAGS``, without what only the server reads. On
+    a CPU, flags that set no share of its memory get one that fits.
 
     Raises:
-        SettingsError: vLLM does not take the flags; with its own words. Or they name a model.
+        SettingsError: vLLM rejects the flags (the error has its words), or they name a model.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -48,8 +48,8 @@ def serve_arguments(model: str, flags: Sequence[str]) -> "AsyncEngineArgs":
 
 
 def _share_that_fits() -> float:
-    """Of a CPU's memory. vLLM's default is nearly all of it, and it does not start where so much is
-    not free. ``host_gb`` may be half of what is free."""
+    """The share of a CPU's memory for vLLM. The default is nearly all of it, and vLLM does not
+    start unless that much is free. ``host_gb`` may be half of what is free."""
     from vllm.utils.cpu_resource_utils import get_memory_node_info, get_visible_memory_node
 
     nodes = [get_memory_node_info(node) for node in get_visible_memory_node()]

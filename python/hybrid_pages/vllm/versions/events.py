@@ -23,7 +23,7 @@ def event_kind(group: "KVCacheGroupSpec") -> str:
 
 
 def event_extra_keys(request: "Request", start: int, end: int) -> tuple[object, ...] | None:
-    """What the hash of the block of tokens [start, end) covers beyond tokens, as events say it."""
+    """The extra keys of the block of tokens [start, end): what its hash covers beyond tokens."""
     from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, to_event_extra_keys
 
     keys, _ = generate_block_hash_extra_keys(request, start, end, 0)
@@ -44,7 +44,7 @@ def block_stored(
     kind: str,
     below: bool,
 ) -> "BlockStored":
-    """The event that blocks of a group, one after another, are in host memory, or below it.
+    """The event that consecutive blocks of a group are in host memory, or below it.
 
     ``BlockPool.cache_full_blocks`` makes the same ones for the engine's own memory; a router
     matches both.

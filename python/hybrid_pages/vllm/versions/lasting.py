@@ -1,4 +1,4 @@
-"""What outlives the engine: weights in files, seeds of hashes."""
+"""Facts that outlive the engine: weights in files, seeds of hashes."""
 
 import os
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ FILE_FORMATS = (
     "safetensors",
     "sharded_state",
 )
-"""Values of ``load_format`` whose weights are in the model's own folder, as files."""
+"""Values of ``load_format`` that read weights from files in the model's own folder."""
 
 _HASH_SEED, _DEFAULT_SEED = "PYTHONHASHSEED", "vllm's own"
 
@@ -27,8 +27,8 @@ _HASH_SEED, _DEFAULT_SEED = "PYTHONHASHSEED", "vllm's own"
 def hash_seed(cache: "CacheConfig") -> str | None:
     """The seed of prefix hashes; None if each process makes one of its own.
 
-    ``kv_cache_utils.resolve_none_hash_seed``: the environment's, else a constant for SHA-256 and
-    random bytes for xxHash.
+    Restates ``kv_cache_utils.resolve_none_hash_seed``: the environment's seed, or else a constant
+    for SHA-256 and random bytes for xxHash.
     """
     given = os.environ.get(_HASH_SEED)
     if given is not None:
@@ -38,7 +38,7 @@ def hash_seed(cache: "CacheConfig") -> str | None:
 
 def downloaded(model: str, revision: str | None, download_dir: str | None) -> str | None:
     """The folder of a model of the Hugging Face hub in this machine's cache; None if it is not
-    there. Asks nobody."""
+    there. Uses no network."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 

@@ -45,7 +45,7 @@ def kind_of(spec: "KVCacheSpec") -> Kind | None:
 
 def is_scratch(spec: "KVCacheSpec") -> bool:
     """Whether a layer's cache is of no use at a boundary: a ring of the tokens that are not yet
-    compressed into one state, of which there are none there. vLLM's own hits go without it, too."""
+    compressed into one state, of which a boundary has none. vLLM's own hits go without it, too."""
     from vllm.v1.kv_cache_interface import CircularBufferSpec
 
     return isinstance(spec, CircularBufferSpec)
@@ -77,7 +77,7 @@ def page_format(spec: "KVCacheSpec") -> str:
 
 
 def page_format_of(cache_dtype: str) -> str:
-    """The same for a ``kv_cache_dtype``."""
+    """The format of attention pages with a ``kv_cache_dtype``; ``NONE`` if not quantised."""
     from vllm.v1.kv_cache_interface import get_kv_quant_mode
 
     return str(get_kv_quant_mode(cache_dtype).name)
@@ -105,7 +105,7 @@ def steps_ahead(config: "VllmConfig") -> int:
 
 
 def draft_slots(config: "VllmConfig") -> int:
-    """Places that each request takes of a step for drafts, beside its tokens: a draft model's."""
+    """How many tokens of a step each request takes for a draft model, beside its own."""
     found = config.speculative_config
     return 0 if found is None else int(found.max_num_new_slots_for_drafting)
 
@@ -118,7 +118,7 @@ def conv_state_layout() -> str:
 
 
 def kernels_of(config: "VllmConfig", layers: Iterable[str]) -> list[str]:
-    """What computes the caches of layers, as it was chosen when the model was made: backends and
+    """The kernels that compute the caches of layers, chosen when the model was made: backends and
     the variants of custom operators. Known in a worker's process; empty elsewhere."""
     from torch.nn import Module
     from vllm.model_executor.custom_op import CustomOp

@@ -1,4 +1,4 @@
-"""Everything of vLLM that the connector reads, and what of it a vLLM lacks."""
+"""The names in vLLM that the connector reads, and those that a version of vLLM lacks."""
 
 import dis
 import importlib
@@ -144,7 +144,8 @@ READS: dict[str, str] = {
         "finished_recving invalid_block_ids kv_connector_worker_meta"
     ),
 }
-"""Names that are read, by the module or class that has them. All of :data:`SUPPORTED` have all.
+"""Names that are read, by the module or class that has them. Every version in :data:`SUPPORTED` has
+them.
 
 Where versions differ, a bar separates alternatives, of which each version has one: ``old|new`` for
 a name, ``vllm.old.Class|vllm.new.Class`` for its owner.
@@ -205,7 +206,7 @@ def _resolve(path: str) -> Any:
 
 
 def _has(owner: Any, name: str) -> bool:
-    """Whether a module has a name, or a class or what its constructors make."""
+    """Whether a module or a class has a name, or a class's constructors set it."""
     if hasattr(owner, name) or name in getattr(owner, "__dataclass_fields__", ()):
         return True
     classes = owner.__mro__ if isinstance(owner, type) else ()

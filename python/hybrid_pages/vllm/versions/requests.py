@@ -14,13 +14,13 @@ reported by the second update after it was planned, if not by the first."""
 
 
 def processed(request: "Request") -> int:
-    """Tokens that are computed for certain: a step is counted when it is planned, with its drafts,
-    and those that are rejected are taken off when its report comes."""
+    """How many tokens are certainly computed. vLLM counts a step, with its drafts, when it is
+    planned, and takes off rejected drafts when the step is reported."""
     return int(request.num_computed_tokens - request.num_in_flight_tokens)
 
 
 def token_at(request: "Request", position: int) -> bytes:
-    """What a known token is: its id and, in an image, which image and where in it."""
+    """Bytes that identify a known token: its id and, in an image, which image and where in it."""
     named = int(request.all_token_ids[position]).to_bytes(8, "little")
     for item in request.mm_features:
         place = item.mm_position
@@ -30,10 +30,11 @@ def token_at(request: "Request", position: int) -> bytes:
 
 
 def drafter_tokens(config: "VllmConfig", drafts: int) -> int | None:
-    """The longest that a request may be after a step with draft layers; None for any length.
+    """The most tokens that a request may have after a step with draft layers; None for no limit.
 
-    The first runner leaves the draft layers out of a step, for all of its requests, if one of them
-    is longer (``GPUModelRunner._input_fits_in_drafter``). Their pages then keep what was there.
+    vLLM's first model runner leaves the draft layers out of a step, for all of its requests, if one
+    of them is longer (``GPUModelRunner._input_fits_in_drafter``). Their pages then keep what was
+    there.
     """
     found = config.speculative_config
     if found is None or config.use_v2_model_runner:
@@ -49,8 +50,8 @@ def fields(config: object) -> dict[str, Any]:
 
 
 def fork_of(request: "Request") -> int:
-    """Where vLLM itself ends a step of a prompt, in tokens: a shared prefix ends there. 0 if
-    nowhere."""
+    """The end of a shared prefix, in tokens, where vLLM itself ends a step of a prompt; 0 if there
+    is none."""
     return int(request.shared_prefix_boundary)
 
 
@@ -92,8 +93,8 @@ def free_at_once(request: "Request") -> None:
     """Lets the scheduler free the blocks of an ended request though a step that may write them is
     in flight, as it does without a connector.
 
-    It waits for the report of that step, since loads of some connectors are not ordered behind it
-    (``Scheduler._request_blocks_can_be_freed``).
+    With one, it waits for the report of that step, since loads of some connectors are not ordered
+    behind it (``Scheduler._request_blocks_can_be_freed``).
     """
     request.last_sched_seq = 0
 

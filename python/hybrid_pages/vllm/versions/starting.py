@@ -55,10 +55,10 @@ _ENGINE_CORES = "_hybrid_pages_engine_cores"
 def note_engine_cores(parallel: "ParallelConfig", total: int, here: int) -> None:
     """Notes how many engine cores there are, in all and on this machine.
 
-    The engine cores get a pickled copy of the configuration. A dense model's set what it says of
-    the others to 1, and leave alone what vLLM does not know. ``vllm.config.utils.replace`` refuses
-    a configuration with such a note: vLLM uses that on this one for its weight cache's daemon, and
-    for methods of speculation that are rejected.
+    The engine cores get a pickled copy of the configuration. Those of a dense model set vLLM's own
+    counts in it to 1, but leave this note alone. ``vllm.config.utils.replace`` refuses a
+    configuration with such a note. vLLM uses it on this one for its weight cache's daemon, and for
+    methods of speculation that are rejected.
     """
     object.__setattr__(parallel, _ENGINE_CORES, (total, here))
 
@@ -70,7 +70,7 @@ def only_serves(parallel: "ParallelConfig") -> bool:
 
 
 def noted_engine_cores(parallel: "ParallelConfig") -> tuple[int, int] | None:
-    """What :func:`note_engine_cores` has noted; None if nothing."""
+    """The counts that :func:`note_engine_cores` has noted; None if there are none."""
     found: tuple[int, int] | None = vars(parallel).get(_ENGINE_CORES)
     return found
 
@@ -83,8 +83,8 @@ def children(outer: "KVTransferConfig") -> "Iterator[KVTransferConfig]":
 
 
 def extra_configs(outer: "KVTransferConfig", connector: str) -> Iterator[dict[str, Any]]:
-    """The settings of each connector of a name, as the configuration holds them: what is changed in
-    them, every process gets that gets the configuration."""
+    """The settings of each connector of a name, as the configuration holds them. A change in them
+    reaches every process that gets the configuration."""
     extra = outer.kv_connector_extra_config
     if outer.kv_connector == connector:
         yield extra

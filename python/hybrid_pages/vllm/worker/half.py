@@ -170,8 +170,8 @@ class WorkerHalf:
                 self.report.ready = self._arena.slots
 
     def handshake(self) -> Report | None:
-        """The report with the number of ready slots. Those of a small budget are ready before the
-        first request comes."""
+        """The report with the number of ready slots. All slots of a small budget are ready before
+        the first request comes."""
         if self.report is not None and self._pinning is not None:
             self._pinning.wait(_START_WAIT_SECONDS)
             self.report.ready = self._pinning.usable_slots
@@ -290,7 +290,8 @@ class WorkerHalf:
 
     @property
     def _stores_end_with_the_step(self) -> bool:
-        """Waits for stores. On a GPU it waits for the forward pass, too, and is not the default."""
+        """Whether each step waits for its stores. On a GPU that waits for the forward pass, too,
+        and is not the default."""
         mode = self.settings.store_mode
         return mode == "step" or (mode == "auto" and self._device.type == "cpu")
 

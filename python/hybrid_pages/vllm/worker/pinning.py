@@ -17,9 +17,9 @@ class Progress:
     A thread writes the log, since an engine without requests takes no step.
 
     Args:
-        rank: of the worker.
-        nbytes: of its plane.
-        pinning: of that plane.
+        rank: the worker's.
+        nbytes: the size of its plane.
+        pinning: pins that plane.
     """
 
     def __init__(self, rank: int, nbytes: int, pinning: Pinning) -> None:

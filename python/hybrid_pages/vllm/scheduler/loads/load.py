@@ -56,14 +56,14 @@ class _Load:
             lease.release()
 
     def copies(self, ranks: int) -> None:
-        """Begins a copy, of whose end every rank has to report once."""
+        """Begins a copy. Every rank has to report its end once."""
         self.silent, self.nameless = set(range(ranks)), False
 
     @property
     def copied(self) -> bool:
         """Whether no rank copies any more.
 
-        A report without a rank is that of the only silent one.
+        A report whose rank could not be read counts as that of the only silent rank.
         """
         return len(self.silent) <= self.nameless
 
@@ -256,11 +256,11 @@ class Loads:
     def scheduled(self, tracked: Tracked, start: int) -> int:
         """Counts the ``start`` tokens that a request is scheduled behind.
 
-        A request's lookup counts once, and so do its hits: most tokens that a preempted one finds
-        when it comes back are those that it has computed itself.
+        A request's lookup and hits count once: a preempted request that comes back finds mostly
+        tokens that it has computed itself.
 
         Returns:
-            The most of them that another connector may have loaded.
+            How many of these another connector may have loaded, at most.
         """
         lookup, tracked.lookup = tracked.lookup, None
         self.parked.scheduled(tracked)

@@ -80,7 +80,8 @@ class Parked:
         finished.
 
         None while the blocks that it needs are held by loads that were admitted before the first
-        question. It does not wait for later loads, since it does not keep them from being admitted.
+        question. The request does not wait for later loads, since it does not keep them from being
+        admitted.
         """
         if self.manager is None or not self._admitted or self._fits(tracked.request, local, end):
             tracked.offered, tracked.waits_for = True, None

@@ -1,1 +1,1 @@
-"""What the scheduler half knows of a request: its keys, its hints and its namespace."""
+"""A request in the scheduler half: its keys, its hints and its namespace."""

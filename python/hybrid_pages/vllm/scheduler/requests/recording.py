@@ -1,11 +1,10 @@
 """Records a trace of an engine's requests, to replay in the lab: ``hybrid-pages lab replay``.
 
-Lengths, times and hashes, never a token. A recording's hashes are made with a secret that is never
-written, so the file does not tell whether a known text was among the prompts.
-Format: JSON lines; the first names the format and the block size, then one per request, written
-when it ends:
-``{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [hex, ...]}``,
-with those of the hints ``session`` (a hash), ``priority``, ``retain`` and ``store`` that it had.
+It holds lengths, times and hashes, never a token. The hashes are made with a secret that is never
+written, so the file does not tell whether a known text was among the prompts. Format: JSON lines;
+the first names the format and the block size, then one per request, written when it ends:
+``{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [hex, ...]}``, and
+the hints ``session`` (a hash), ``priority``, ``retain`` and ``store`` that the request had.
 """
 
 import hashlib

@@ -39,8 +39,8 @@ class Reload(NamedTuple):
 class Tracked:
     """One request.
 
-    A *run* begins where the engine schedules the request behind what it has from caches, and ends
-    when the request ends or is preempted.
+    A *run* begins when the engine schedules the request after the tokens that caches gave it, and
+    ends when the request ends or is preempted.
     """
 
     run: Run
@@ -95,7 +95,7 @@ class Tracked:
     wrong_from: int = 0
     """The first block of a stale run that may have wrong bytes."""
     spoiled: bool = False
-    """Whether it has gone on from blocks that another connector could not load."""
+    """Whether the request has gone on from blocks that another connector could not load."""
     others: int = 0
     """How many tokens another connector has promised, until their loads have ended."""
     reads_cache: bool | None = None

@@ -43,7 +43,7 @@ class _Old:
 
     keys: set[bytes] = field(default_factory=set)
     makers: dict[str, Tracked] = field(default_factory=dict)
-    """Stale requests: the keys of their blocks, which become more, are not to be trusted either."""
+    """Stale requests. The keys of their blocks, now and later, are not to be trusted either."""
 
     def first_of(self, keys: Sequence[bytes], *, spoiled: bool = False) -> int | None:
         """The index of the first key that is not to be trusted; with ``spoiled``, of the first one
@@ -74,9 +74,11 @@ class Epochs:
         self._reloaded: dict[bytes, _ReloadedLora] = {}
         """The LoRAs that were loaded again in place, the most recently used one last."""
         self._some_forgotten = False
-        """Whether some were forgotten, so that others may have been loaded again, too."""
+        """Whether some of them were forgotten, so that unknown LoRAs may have been loaded again,
+        too."""
         self._used: set[bytes] | None = set()
-        """The LoRAs that have run since the engine's own cache was last emptied; None for any."""
+        """The LoRAs that have run since the engine's own cache was last emptied; None if any
+        may."""
         self._generations = itertools.count(1)
 
     def bind(self, pool: "BlockPool") -> None:
@@ -126,11 +128,11 @@ class Epochs:
         self._old.makers[tracked.request.request_id] = tracked
 
     def restarted(self, tracked: Tracked, position: int | None) -> None:
-        """The engine has given up a request's blocks, which may stay in its own cache.
+        """Called when the engine has given up a request's blocks, which may stay in its own cache.
 
         Args:
             tracked: the request.
-            position: keys of what it had computed; None if it had not run.
+            position: how many keys cover what it had computed; None if it had not run.
         """
         if self._old.makers.pop(tracked.request.request_id, None) is not None and position:
             self._old.keys.update(tracked.request.block_hashes[tracked.wrong_from : position])
@@ -138,14 +140,14 @@ class Epochs:
     def spoil(self, tracked: Tracked, first: int) -> None:
         """Distrusts a request that has gone on from blocks with wrong bytes.
 
-        As :meth:`distrust`, but only until the request ends: then its blocks are taken out of the
-        engine's own cache.
+        Does what :meth:`distrust` does, but only until the request ends: then its blocks are taken
+        out of the engine's own cache.
         """
         tracked.spoiled = True
         self.distrust(tracked, first)
 
     def ended(self, tracked: Tracked, tables: Tables) -> None:
-        """A request ended; its blocks may stay in the engine's own cache."""
+        """Called when a request ended; its blocks may stay in the engine's own cache."""
         if self._old.makers.pop(tracked.request.request_id, None) is None:
             return
         if tracked.spoiled and self._pool is not None:
@@ -154,7 +156,7 @@ class Epochs:
             self._old.keys.update(tracked.request.block_hashes[tracked.wrong_from :])
 
     def scheduled(self, tracked: Tracked, hit: Sequence[bytes], running: Iterable[Tracked]) -> None:
-        """A run of a request begins.
+        """Called when a run of a request begins.
 
         Args:
             tracked: the request.

@@ -31,9 +31,9 @@ class InvalidBlocks:
     def __init__(self, grid: BlockGrid, epochs: Epochs) -> None:
         self.grid, self.epochs = grid, epochs
         self._updates: list[int] = []
-        """Updates until no load of another connector can be reported as failed, if one can."""
+        """How many updates may still report a failed load of another connector; empty for none."""
         self._ended: list[tuple[str, Tables, int]] = []
-        """Blocks of requests that have ended, and updates until no report can name them."""
+        """Blocks of requests that have ended, and how many updates are left that can name them."""
         self.waiting = False
         """Whether the next reports have to be counted, by :meth:`updated`."""
 
@@ -43,18 +43,18 @@ class InvalidBlocks:
         return bool(self._updates)
 
     def expect(self) -> None:
-        """A request has gone on from what another connector said it would load."""
+        """Called when a request has gone on from what another connector said it would load."""
         self._updates[:] = [versions.STEPS_IN_FLIGHT]
         self.waiting = True
 
     def updated(self) -> None:
-        """The report of a step has come."""
+        """Called when the report of a step has come."""
         self._updates[:] = [left - 1 for left in self._updates if left > 1]
         self._ended[:] = [(name, held, left - 1) for name, held, left in self._ended if left > 1]
         self.waiting = bool(self._updates or self._ended)
 
     def ended(self, request_id: str, tables: Tables) -> None:
-        """A request ended with these blocks."""
+        """Called when a request ended with these blocks."""
         if self.expected:
             self._ended.append((request_id, tables, versions.STEPS_IN_FLIGHT))
 

@@ -65,7 +65,7 @@ class LastingNames:
         return known.name
 
     def unnamed(self, name: bytes) -> bytes:
-        """A name inside this process, made one that no other has."""
+        """Makes a name of this process one that no other process has."""
         return b"adapter of process " + self._process + b" " + name
 
     def _read(self, lora: LoRARequest, folder: Path | None, marks: Marks) -> bytes:
