@@ -19,7 +19,7 @@ class PrefixKeys:
 
     def __len__(self, /) -> int: ...
     def __getitem__(self, index: int, /) -> bytes:
-        """The key of a block, counted from 0. Raises IndexError behind the last one."""
+        """The key of a block, counted from 0. Raises IndexError after the last one."""
 
     def read(self, hashes: list[bytes]) -> None:
         """Take over the keys of a prefix. If the last known key still has its place, only later

@@ -1,2 +1,2 @@
-"""Rules for settings that silently cost hits or safety: for ``hybrid-pages doctor`` and the
+"""Rules about settings that silently cost hits or safety, for ``hybrid-pages doctor`` and the
 connector."""

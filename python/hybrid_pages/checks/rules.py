@@ -1,6 +1,6 @@
-"""The rules. Each looks at a situation and says what to change, or nothing.
+"""The rules. Each looks at an engine's settings and says what to change, if anything.
 
-What the connector refuses by itself (``hybrid_pages/vllm/config/support.py``) is not repeated here.
+The connector itself rejects other settings (``hybrid_pages/vllm/config/support.py``).
 """
 
 from __future__ import annotations

@@ -20,13 +20,13 @@ class Finding:
     fix: str
 
     def line(self) -> str:
-        """For a log."""
+        """The finding as a line for a log."""
         return f"{self.name}: {self.found}: {self.fix}"
 
 
 @dataclass(frozen=True)
 class Situation:
-    """An engine with its settings. None: not known, and no rule looks at it."""
+    """An engine's settings. None stands for one that is not known, which no rule looks at."""
 
     block_tokens: int | None = None
     """Tokens of a block of the cache."""
@@ -41,7 +41,7 @@ class Situation:
     max_scheduled_tokens: int | None = None
     """``max_num_scheduled_tokens``, if it is not ``max_num_batched_tokens``."""
     long_prefill_tokens: int = 0
-    """``long_prefill_token_threshold``: what a prompt gets of a step, at most, beside other
+    """``long_prefill_token_threshold``: the most tokens of a prompt in a step, beside other
     requests; 0 for no limit."""
     max_requests: int | None = None
     """``max_num_seqs``."""
@@ -50,7 +50,7 @@ class Situation:
     max_model_len: int | None = None
     drafts: int = 0
     draft_slots: int = 0
-    """Places that each request takes of a step for drafts, beside its tokens."""
+    """How many tokens of a step each request takes for drafts, beside its own."""
     retention: int | None = 0
     """``prefix_cache_retention_interval``; None keeps all."""
     hash_algorithm: str = "sha256"

@@ -1,9 +1,9 @@
 """Steps that are too short: prompts that wait, or take several steps for each block.
 
 Restates ``_mamba_block_aligned_split`` and ``schedule`` of ``vllm/v1/core/sched/scheduler.py``: a
-step of a prompt ends at the end of a block of states. One that does not reach the next end waits,
-unless a block is longer than what vLLM takes for a prompt's longest step: then it goes on in
-pieces, and still ends a step at each block.
+step of a prompt ends at the end of a block of states. A prompt that cannot reach the next end
+waits, unless a block is longer than what vLLM takes for a prompt's longest step: then the prompt
+goes on in pieces, and still ends a step at each block.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hybrid_pages.checks.situation import Finding, Situation
 
 
 def step_sizes(it: Situation) -> Iterator[Finding]:
-    """The rule."""
+    """The rule about steps that are too short."""
     n = _block(it)
     if n is None:
         return
@@ -49,7 +49,7 @@ def step_sizes(it: Situation) -> Iterator[Finding]:
 
 
 def least_batched_tokens(it: Situation) -> int:
-    """``max_num_batched_tokens`` with which no prompt waits for a whole block; 0 for any."""
+    """The least ``max_num_batched_tokens`` with which no prompt waits for a block; 0 for any."""
     n = _block(it)
     if n is None or 0 < it.long_prefill_tokens < n:
         return 0
@@ -57,7 +57,7 @@ def least_batched_tokens(it: Situation) -> int:
 
 
 def _block(it: Situation) -> int | None:
-    """Tokens of a block of states; None if there are none, or nobody knows."""
+    """Tokens of a block of states; None if there are none, or if unknown."""
     return (it.state_tokens or it.block_tokens) if it.has_states else None
 
 

@@ -44,14 +44,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _mlx_server(words: list[str]) -> int:
-    """All flags but a few are mlx-lm's own, so they are not parsed here."""
+    """Runs ``mlx-server``. Nearly all of its flags are mlx-lm's, so they are not parsed here."""
     try:
         from hybrid_pages.mlx.server import main as serve
     except (MissingError, VersionError) as error:
         print(f"hybrid-pages mlx-server: {error}", file=sys.stderr)
         return 2
     except (ImportError, AttributeError) as error:
-        # mlx-lm's server has other parts: it runs as it is, if it is newer than tested.
+        # mlx-lm's server has other parts than expected. If newer than tested, it runs as it is.
         from hybrid_pages.mlx.options import run_plain
 
         return run_plain(words, error)

@@ -158,7 +158,7 @@ add_to(app)
 @app.command("mlx-server", add_help_option=False)
 def mlx_server() -> None:
     """Run mlx-lm's server with a prompt cache that keeps recurrent states."""
-    # Listed here. `main` runs it: it needs mlx-lm alone, and its flags are mlx-lm's.
+    # Only listed here. `main` runs it, since it needs mlx-lm alone and its flags are mlx-lm's.
 
 
 app.add_typer(store, name="store")

@@ -1,4 +1,4 @@
-"""``plan``, ``doctor``, ``verify`` and ``top``: for whoever runs ``vllm serve``."""
+"""``plan``, ``doctor``, ``verify`` and ``top``: for people who run ``vllm serve``."""
 
 from __future__ import annotations
 

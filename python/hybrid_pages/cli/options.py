@@ -24,7 +24,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.
 
 
 def read(reader: Callable[[str], T]) -> Callable[[str], T]:
-    """A reader of one word, whose complaints become usage errors."""
+    """Makes a reader of one word whose errors are usage errors."""
 
     def parse(text: str) -> T:
         if not isinstance(text, str):  # a default that is no word

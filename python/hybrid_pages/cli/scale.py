@@ -1,4 +1,4 @@
-"""``hybrid-pages lab scale``: its options."""
+"""The options of ``hybrid-pages lab scale``."""
 
 from __future__ import annotations
 

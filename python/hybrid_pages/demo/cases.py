@@ -17,7 +17,7 @@ Prompt = list[int]
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt, the ones asked before it, and the tokens that must come back."""
+    """A prompt, the prompts asked before it, and how many tokens must be restored."""
 
     name: str
     before: list[Prompt]
@@ -41,7 +41,7 @@ class CaseRow:
 
     @property
     def equal(self) -> bool:
-        """Whether the restored run was vLLM's own local hit, bit for bit, at the depth expected."""
+        """Whether the restored run equals vLLM's own hit bit for bit, at the expected depth."""
         depths = {self.restored_tokens, self.reference_tokens, self.expected_tokens}
         return self.max_delta_logprob == 0 and len(depths) == 1
 
@@ -99,10 +99,10 @@ def restarted(model: Path, host_gb: float, disk: Path, failures: dict[str, float
     """Asks one engine a prompt, ends it, and asks the next one on the same disk the same prompt.
 
     Args:
-        model: as of :class:`DemoEngine`.
-        host_gb: as of :class:`DemoEngine`.
+        model: folder of the model.
+        host_gb: budget of the connector.
         disk: a directory that no other engine uses.
-        failures: what both engines have counted is added here.
+        failures: gets the counts of both engines added.
     """
     with _started(model, host_gb, disk, failures) as engine:
         again = (case for case in cases(engine.block_tokens) if case.before == [case.prompt])

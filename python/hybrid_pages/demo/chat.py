@@ -1,6 +1,6 @@
 """A tiny model that can be chatted with: a byte-level tokenizer and a chat template, made here.
 
-Its answers are babble, but legible: the output layer prefers syllables to other tokens.
+The answers are babble, but legible: the output layer prefers syllables to other tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hybrid_pages.demo import models
 if TYPE_CHECKING:
     import torch
 
-# At the ids that the tiny models' configurations give to padding, begin and end.
+# The tiny models' configurations give these ids to padding, begin and end.
 SPECIAL = ("<|pad|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = (
     "{% for message in messages %}"

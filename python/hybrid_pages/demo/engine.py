@@ -11,7 +11,7 @@ from typing import Any
 
 from hybrid_pages.adapter.errors import EngineError
 
-# Before vLLM is imported: one process and thread, no compilation, no network, little output.
+# Set before vLLM is imported: one process and thread, no compilation, no network, little output.
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
@@ -21,7 +21,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 
-# More than all that the demo writes.
+# More than the demo writes.
 DISK_GB = 0.05
 
 
@@ -49,7 +49,7 @@ class DemoEngine:
     Args:
         model: folder of the model.
         host_gb: budget of the connector.
-        disk: a directory for what outlives the engine.
+        disk: a directory for entries that outlive the engine.
     """
 
     def __init__(self, model: Path, host_gb: float, disk: Path | None = None) -> None:
@@ -129,5 +129,5 @@ class DemoEngine:
         return dict(self.half.stats()["gauges"])
 
     def shutdown(self) -> None:
-        """Ends the engine; what it has on its way to a disk arrives there first."""
+        """Ends the engine, after its writes to a disk have arrived."""
         self.llm.llm_engine.engine_core.shutdown()

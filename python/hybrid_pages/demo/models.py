@@ -26,7 +26,7 @@ VOCAB = 512
 # Token ids below this one are special (padding, begin, end): prompts avoid them.
 FIRST_TOKEN = 3
 
-# What makes a model, and what its config.json needs beside what transformers writes.
+# Makes a model, and the fields of its config.json that transformers does not write.
 Maker = Callable[[], "tuple[torch.nn.Module, dict[str, object]]"]
 
 COMMON = dict(
@@ -62,13 +62,13 @@ _STRONG_MIXING = {
     "self_attn.o_proj.weight": 0.3,
     "self_attn.out_proj.weight": 0.3,
     "conv.out_proj.weight": 0.3,
-    # Past taps as heavy as the present one: a short state matters for the next tokens.
+    # Past taps are as heavy as the present one, so that a short state matters for the next tokens.
     "conv.conv.weight": 1.0,
 }
 
 
 def remember(model: torch.nn.Module, more: Mapping[str, float] | None = None) -> None:
-    """Strong mixing, and recurrent states that last for hundreds of tokens.
+    """Gives a model strong mixing, and recurrent states that last for hundreds of tokens.
 
     ``more`` names further weights and their standard deviations.
     """
@@ -173,7 +173,7 @@ MODELS: dict[str, Maker] = {
 
 
 def default_cache_dir() -> Path:
-    """Where models are kept between runs: the user's cache folder."""
+    """The user's cache folder, where models are kept between runs."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "hybrid-pages"
 
@@ -186,7 +186,8 @@ def ensure(
 ) -> Path:
     """The folder of a tiny model, made now unless this version of it is there already.
 
-    ``also`` writes more into the folder than the model; it lives in the file of the model's maker.
+    ``also`` writes more files into the folder. A change of the file that defines the model's maker
+    makes a new version, so ``also`` belongs there, too.
     """
     if name not in models:
         raise InvalidArgumentError(
@@ -220,7 +221,7 @@ def _write(make: Maker, folder: Path, also: Callable[[Path], None] | None) -> No
         try:
             draft.rename(folder)
         except OSError:
-            # Another process has made the same model meanwhile; theirs is as good.
+            # Another process has made the same model meanwhile, which is as good.
             if not folder.exists():
                 raise
     finally:

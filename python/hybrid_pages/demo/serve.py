@@ -156,7 +156,7 @@ def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: IO[bytes]
 
 
 def _healthy(port: int) -> bool:
-    # Not by urllib, which would ask a proxy where one is set.
+    # urllib would ask a proxy where one is set.
     connection = http.client.HTTPConnection(HOST, port, timeout=5)
     try:
         connection.request("GET", "/health")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 
-# This ends right behind a block's end, and the question of a first visit fits into one block, so
+# This ends right after a block's end, and the question of a first visit fits into one block, so
 # later visits can resume from the last state of the first one.
 SYSTEM = (
     "You are the voice of a small museum of trains. Its doors open at ten and close at six. "

@@ -1,1 +1,1 @@
-"""``hybrid-pages doctor``: what silently costs hits or safety, and how to fix it."""
+"""``hybrid-pages doctor``: finds what silently costs hits or safety, and how to fix it."""

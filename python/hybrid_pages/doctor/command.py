@@ -45,10 +45,10 @@ _FLAG = (
 
 
 def examine(command: Command, vllm: str | None) -> tuple[list[Finding], list[str]]:
-    """Findings, and what could not be looked at, with the reason.
+    """The findings, and what could not be examined, with the reason.
 
     Args:
-        command: as :func:`read_command` reads it.
+        command: the command line, from :func:`read_command`.
         vllm: what is wrong with the vLLM that is installed here, if anything is.
     """
     skipped: list[str] = []

@@ -18,7 +18,7 @@ _ANSWERS_FIX = (
 
 
 def examine(samples: Samples, version: str | None) -> tuple[list[Finding], list[str]]:
-    """Findings, and what could not be looked at, with the reason."""
+    """The findings, and what could not be examined, with the reason."""
     skipped = []
     found = list(_engine(samples, version))
     if version is None:
@@ -49,7 +49,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _block_tokens(samples: Samples) -> int | None:
-    """N: vLLM's own block size is that of the group with the smallest blocks."""
+    """The tokens of a block, by the connector's metrics, or else vLLM's smallest engine block."""
     n = max((it.value for it in samples.all(f"{PREFIX}block_tokens")), default=0.0)
     return int(n) if n else _number(_info(samples).get("block_size"))
 
@@ -271,7 +271,7 @@ _REMOTE_FIXES = {
     "helper": "the log says why Mooncake's client ended or cannot start",
     "checksum": "look for who else writes there, and at the store's own checks: bytes were damaged",
 }
-"""By the commonest reason; other reasons are in the log."""
+"""What to do, by the commonest reason for failures; other reasons are in the log."""
 
 
 def _slowest(samples: Samples) -> float:

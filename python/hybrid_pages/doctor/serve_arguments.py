@@ -73,14 +73,14 @@ _SWITCHES = {
     "use-replayssm",
     "use-tqdm-on-load",
 }
-"""Options that take no word, beside those that begin with ``enable-``, ``disable-`` and ``no-``."""
+"""Options without a value, besides those that begin with ``enable-``, ``disable-`` and ``no-``."""
 _SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _NO_SERVER = {"docker", "podman", "nerdctl", "vllm"}
 """First words of a command line in which the server is started by ``serve``, or by an image."""
 _CONNECTOR = "HybridPagesConnector"
 _DRAFTERS = ("ngram", "eagle3", "eagle", "dflash", "dspark", "medusa", "mtp")
-"""Methods of drafting that a model's name tells."""
+"""Drafting methods that a model's name may contain."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Command:
     """``--speculative-config``."""
 
     def text(self, name: str, default: str = "") -> str:
-        """An option as it stands there."""
+        """The value of an option, as it was given."""
         found = self.options.get(name, default)
         return found if isinstance(found, str) else default
 
@@ -104,7 +104,7 @@ class Command:
         """A number of tokens or ranks; ``1k`` and ``1K`` as vLLM reads them.
 
         Raises:
-            WrongArgument: it is none, or less than ``least``.
+            WrongArgument: it is no number, or less than ``least``.
         """
         found = self.options.get(name)
         if found in (None, "", "None"):
@@ -122,13 +122,13 @@ class Command:
         return value
 
     def is_on(self, name: str) -> bool | None:
-        """A switch; None if nobody said it."""
+        """Whether a switch is on; None if it was not given."""
         name, means = _switch(name)
         found = self.options.get(name)
         return None if found is None else (str(found).lower() not in ("false", "0")) == means
 
     def drafts(self) -> int:
-        """Tokens that each step guesses, at most; 0 for none, or where nothing says it.
+        """The most tokens that a step guesses; 0 for none, or if it was not given.
 
         Raises:
             WrongArgument: a --speculative-config that is no JSON object.
@@ -138,8 +138,8 @@ class Command:
         return found if isinstance(found, int) else 0
 
     def draft_method(self) -> str:
-        """How drafts are made; without a method, as vLLM tells it from the name of the drafting
-        model. Empty if nothing says it."""
+        """The drafting method; if none was given, the one that vLLM finds from the name of the
+        drafting model. Empty if unknown."""
         method = self.speculative.get("method") or self.text("spec-method")
         model = str(self.speculative.get("model") or self.text("spec-model")).lower()
         if method or not model:
@@ -164,8 +164,8 @@ class Command:
 def read_command(words: Sequence[str]) -> Command:
     """Reads ``[NAME=VALUE...] [python -m ...|vllm serve] [MODEL] [OPTIONS...]``.
 
-    It may also stand in one word, as behind ``bash -c``.
-    Options of a ``--config`` file count as if they stood first, as in vLLM.
+    The command may also be one word, as after ``bash -c``. Options of a ``--config`` file count as
+    if they came first, as in vLLM.
 
     Raises:
         WrongArgument: a --kv-transfer-config or a --speculative-config that is no JSON object, a
@@ -199,7 +199,7 @@ def read_command(words: Sequence[str]) -> Command:
 
 
 def _unquoted(words: Sequence[str]) -> list[str]:
-    """The words of a command that is quoted as a whole, behind those that stand before it."""
+    """The words of a command that is quoted as a whole, after the words before it."""
     for at, word in enumerate(words):
         if word in ("serve", "-m"):
             break
@@ -232,7 +232,7 @@ def _is_variable(word: str) -> bool:
 def _read(
     words: Sequence[str], options: dict[str, str | bool], nested: dict[str, dict[str, Any]]
 ) -> str | None:
-    """Adds what stands there; the last one counts. Returns the first word of no option."""
+    """Adds the options; the last one counts. Returns the first word that belongs to none."""
     rest, first = list(words), None
     while rest:
         word = rest.pop(0)
@@ -264,7 +264,7 @@ def _is_switch(option: str) -> bool:
 
 
 def _switch(option: str) -> tuple[str, bool]:
-    """The name that a switch and its opposites have here, and which of both is meant."""
+    """One name for a switch and its opposites, and whether it is on."""
     means = True
     if option.startswith("no-"):
         option, means = option.removeprefix("no-"), False
@@ -322,7 +322,7 @@ def _put(values: dict[str, Any], path: Sequence[str], given: str | bool) -> None
 def _object(
     name: str, options: dict[str, str | bool], nested: dict[str, dict[str, Any]]
 ) -> dict[str, Any] | None:
-    """An option in JSON. Its dotted form replaces all that stands elsewhere, as in vLLM."""
+    """An option in JSON. If it has dotted forms, only those count, as in vLLM."""
     if name in nested:
         return nested[name]
     found = options.get(name)

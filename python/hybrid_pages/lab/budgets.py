@@ -16,7 +16,7 @@ BOUND = "bound"
 """Not a policy: the most that any policy could hit."""
 
 RATIO = 3
-"""Pages that a checkpoint takes, if nobody says it."""
+"""The size of a checkpoint in pages, if it is not given."""
 
 _NAMES = (*POLICIES, BOUND)
 _SIZES = {"MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -25,7 +25,7 @@ _MOST_BYTES = 1 << 50
 
 @dataclass(frozen=True)
 class Budget:
-    """A share of the dense footprint, or bytes."""
+    """A number of bytes, or a share of the room for all pages and checkpoints of a trace."""
 
     label: str
     fraction: float | None = None
@@ -36,7 +36,7 @@ def policies(text: str) -> list[str]:
     """Names, separated by commas, each once.
 
     Raises:
-        WrongArgument: for an unknown name, with the nearest one and all.
+        WrongArgument: for an unknown name; lists the nearest one and all.
     """
     names = list(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:

@@ -33,11 +33,11 @@ class Model:
         return self.token_bytes * block_tokens
 
     def exact_ratio(self, block_tokens: int) -> float:
-        """Pages that take as many bytes as a checkpoint."""
+        """How many pages take as many bytes as a checkpoint."""
         return self.checkpoint_bytes / self.page_bytes(block_tokens)
 
     def ratio(self, block_tokens: int) -> int:
-        """The nearest whole number of pages, at least 1: the lab counts in pages."""
+        """The size of a checkpoint in whole pages, at least 1: the lab counts in pages."""
         return max(1, round(self.exact_ratio(block_tokens)))
 
 

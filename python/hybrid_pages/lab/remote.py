@@ -74,7 +74,7 @@ def check(args: SimpleNamespace) -> None:
 def link(
     way: RemoteWay, args: SimpleNamespace, model: Model | None, block_tokens: int, ratio: int
 ) -> Link:
-    """The link for blocks of so many tokens."""
+    """The link to the store, with the costs of blocks of so many tokens."""
     page = page_bytes(args, model, block_tokens)
     return Link(
         latency=way.latency,
@@ -103,7 +103,7 @@ def page_bytes(args: SimpleNamespace, model: Model | None, block_tokens: int) ->
 
 
 def objects(row: ReplayRow, link: Link, block_tokens: int) -> dict[str, Any]:
-    """The fields of a JSON object; null for a bound."""
+    """The fields about the store in a row's JSON object; null for a bound."""
     real = row.remote_admit is not None
     return {
         "remote_admit": row.remote_admit,
@@ -161,5 +161,5 @@ def report(
 
 
 def name(row: ReplayRow) -> str:
-    """A policy, and how it uses the store."""
+    """The name of a row: its policy, and how it uses the store."""
     return row.policy if row.remote_admit is None else f"{row.policy}, {row.remote_admit}"

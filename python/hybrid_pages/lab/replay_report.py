@@ -94,7 +94,7 @@ def table(
 ) -> str:
     """The hit rates by policy and budget, below a summary of the trace.
 
-    way: to the remote store, as given. assumed: what the break-even takes from no option.
+    way: the link to the remote store, as given. assumed: figures that no option gave.
     """
     trace = replayed.trace
     lines = [

@@ -77,7 +77,7 @@ def limits(scaled: Scaled) -> list[tuple[str, float, Callable[[FleetRow], float]
 
 
 def reached(rows: Sequence[FleetRow], limit: float, need: Callable[[FleetRow], float]) -> int:
-    """Engines at which a need reaches a limit; 0 for never. Logarithms are a line between rows."""
+    """How many engines reach a limit; 0 for never. Logarithms are interpolated between rows."""
     before: FleetRow | None = None
     for row in rows:
         if need(row) >= limit:
@@ -91,13 +91,13 @@ def reached(rows: Sequence[FleetRow], limit: float, need: Callable[[FleetRow], f
 
 
 def breaks(scaled: Scaled, rows: Sequence[FleetRow]) -> list[tuple[int, str]]:
-    """Engines at which limits are reached, the first one first."""
+    """How many engines reach each limit, and its name, the fewest engines first."""
     found = [(reached(rows, limit, need), name) for name, limit, need in limits(scaled)]
     return sorted(each for each in found if each[0])
 
 
 def object_of(scaled: Scaled, row: FleetRow) -> dict[str, Any]:
-    """A JSON object."""
+    """The JSON object of a row."""
 
     def load(load: StoreLoad) -> dict[str, float]:
         return {

@@ -1,4 +1,4 @@
-"""What one layer keeps on one tensor-parallel rank: keys and values of tokens, or a state.
+"""The caches of one layer on one tensor-parallel rank: keys and values of tokens, or a state.
 
 The shapes of states restate ``MambaStateShapeCalculator``, and their types
 ``MambaStateDtypeCalculator`` (``vllm/model_executor/layers/mamba/mamba_utils.py``).
@@ -33,7 +33,7 @@ class Attention:
 
     @property
     def token_bytes(self) -> int:
-        """The size of a token."""
+        """The bytes that a token takes."""
         return self.heads * self.elements * self.element_bytes
 
     @property
@@ -56,7 +56,7 @@ class RecurrentState:
 
     @property
     def nbytes(self) -> int:
-        """The size of the state."""
+        """The bytes that the state takes."""
         return sum(
             math.prod(shape) * element
             for shape, element in zip(self.shapes, self.element_bytes, strict=True)

@@ -33,7 +33,8 @@ def mixed(
 ) -> list[Layer]:
     """The layers of a model.
 
-    kinds: of each layer, from the configuration. state, attention: make a layer of that kind.
+    kinds: the kind of each layer, from the configuration. state, attention: make a layer of that
+    kind.
 
     Raises:
         ModelError: an unknown kind, or another number of layers than
@@ -276,7 +277,7 @@ def _nemotron_h(config: Config, choices: Choices) -> list[Layer]:
 
 
 def _nemotron_omni(config: Config, choices: Choices) -> list[Layer]:
-    """``nano_nemotron_vl.py`` under the names that vLLM does not look up for the type of states."""
+    """``nano_nemotron_vl.py``, for whose names vLLM does not look up the type of states."""
     return _nemotron(config, choices, None)
 
 
@@ -326,7 +327,8 @@ def _jamba(config: Config, choices: Choices) -> list[Layer]:
 
 
 def _lfm2(width_field: str) -> Reader:
-    """``lfm2.py``, ``lfm2_moe.py``, ``lfm2_vl.py``. width_field: of the convolution."""
+    """``lfm2.py``, ``lfm2_moe.py``, ``lfm2_vl.py``. width_field: names the width of the
+    convolution."""
 
     def read(config: Config, choices: Choices) -> list[Layer]:
         kinds = config.names("layer_types")

@@ -1,1 +1,1 @@
-"""``hybrid-pages plan``: what a model's caches take, before an engine runs."""
+"""``hybrid-pages plan``: how much room a model's caches take, before an engine runs."""

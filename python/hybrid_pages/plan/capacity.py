@@ -17,8 +17,8 @@ _MOST_TOKENS = 1 << 30
 class Kept:
     """The checkpoints and bytes that one checkpoint mode keeps of a conversation.
 
-    Where a step ends depends on the load, and which checkpoints stay on the policy; so these are
-    the two ends: every turn's checkpoint stays, or only the last one's.
+    Where a step ends depends on the load, and which checkpoints stay depends on the policy. These
+    are the two extremes: every turn's checkpoint stays, or only the last one's.
     """
 
     mode: str
@@ -28,12 +28,12 @@ class Kept:
     cost: str
 
     def conversations(self, budget: int) -> int:
-        """How many fit."""
+        """How many conversations fit into a budget in bytes."""
         return budget // self.nbytes if self.nbytes else 0
 
 
 def kept(plan: CachePlan, tokens: int, turns: int) -> list[Kept]:
-    """By checkpoint mode, for conversations of so many tokens in so many turns."""
+    """What each checkpoint mode keeps of conversations of so many tokens in so many turns."""
     blocks = tokens // plan.block_tokens
     if not plan.checkpoint_bytes:
         nbytes = plan.kept_bytes(tokens)
@@ -54,8 +54,8 @@ def kept(plan: CachePlan, tokens: int, turns: int) -> list[Kept]:
 
 
 def dense_tokens(plan: CachePlan, budget: int) -> int:
-    """Tokens that a budget holds with a checkpoint at every boundary, as the connector's line at
-    start says it."""
+    """Tokens that a budget holds with a checkpoint at every boundary, as in the connector's line at
+    startup."""
     return budget // (plan.page_bytes + plan.checkpoint_bytes) * plan.block_tokens
 
 
@@ -82,11 +82,11 @@ def _both_in_each_layer(plan: CachePlan) -> bool:
 def break_even(
     plan: CachePlan, *, active_params: float, tflops: float, gb_per_s: float
 ) -> int | None:
-    """Tokens from which on a restore takes less time than computing them; None for never.
+    """The least tokens that are faster to restore than to compute; None for never.
 
     A token costs ``2 * active_params`` operations (attention's own, which grow with the length, are
-    left out, so the real length is shorter), a restore what it copies: pages, of windows those that
-    are still seen, and one checkpoint.
+    left out, so the real length is shorter), and a restore costs what it copies: pages, of windows
+    only those still seen, and one checkpoint.
 
     Args:
         plan: of the model.
@@ -101,7 +101,7 @@ def break_even(
         tokens = blocks * n
         return compute * tokens > plan.kept_bytes(tokens) / (gb_per_s * 1e9)
 
-    # What a token adds to a restore never grows with the length, so once it pays, it always does.
+    # The cost of a token in a restore never grows with the length: once it pays, it always does.
     most = max(1, _MOST_TOKENS // n)
     if not pays(most):
         return None

@@ -1,4 +1,4 @@
-"""Everything that the command says, as one object: what ``--json`` prints."""
+"""Everything that ``hybrid-pages plan`` says, as one object: ``--json`` prints it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hybrid_pages.plan.capacity import (
 
 
 def facts(config: Config, args: SimpleNamespace) -> dict[str, Any]:
-    """Plans a model.
+    """The facts about a model.
 
     Raises:
         ModelError: a family that is not known, or values with which vLLM would not start.

@@ -18,7 +18,7 @@ _LEAST_COLUMNS = 100
 
 
 def run(args: SimpleNamespace) -> int:
-    """Plans. Exit status 2 if the model can't be read or is not known."""
+    """Plans a model's caches. Exit status 2 if the model can't be read or is not known."""
     try:
         _check(args)
         found = facts(Config.read(find(args.model, args.revision)), args)

@@ -40,7 +40,7 @@ def report(facts: dict[str, Any]) -> RenderableType:
 
 
 def show(facts: dict[str, Any], console: Console) -> None:
-    """Prints it."""
+    """Prints the report."""
     console.print(report(facts), highlight=False)
 
 

@@ -12,7 +12,7 @@ _DIGITS = 12
 
 
 def read_about(text: str | None) -> dict[str, Any] | None:
-    """The facts by name; None if nobody said them or they can't be read."""
+    """The facts by name; None if they are missing or can't be read."""
     try:
         said = json.loads(text or "", parse_constant=str)
     except (ValueError, RecursionError):

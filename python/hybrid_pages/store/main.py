@@ -55,7 +55,7 @@ def _inspect(disk: DiskTree, args: SimpleNamespace) -> int:
 
 
 def _readable(lane: Any) -> dict[str, Any]:
-    """A lane with what identities were made from as an object."""
+    """A lane, with the facts of each identity as an object."""
     identities = [it | {"about": read_about(it["about"])} for it in lane["identities"]]
     return {**lane, "identities": identities}
 

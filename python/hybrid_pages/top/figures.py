@@ -7,7 +7,7 @@ from typing import Any
 from hybrid_pages.scrape import PREFIX, Sample, Samples
 
 SOURCES = ("local", "host", "disk", "remote", "other")
-"""Where hit tokens came from, the nearest first."""
+"""The sources of hit tokens, the nearest first."""
 KINDS = ("pages", "windows", "checkpoints")
 
 
@@ -110,7 +110,7 @@ def _remote(now: Samples, span: _Span) -> dict[str, Any] | None:
 
 
 def _most(now: Samples, name: str) -> float | None:
-    """The largest value of a metric among engine cores: for what they share and each one reports.
+    """The largest value of a metric among engine cores, for something that all share and report.
 
     None if no engine core reports it, as with a Mooncake Store.
     """
@@ -174,7 +174,7 @@ class _Span:
         return self.more(name) / self._seconds
 
     def seconds_each(self, tier: str) -> dict[str, float]:
-        """Mean seconds of a copy of one entry, queues included, of directions that had any."""
+        """Mean seconds of a copy of one entry, queues included, by direction if there were any."""
         copies = {event: self.more(f"{tier}_entries", event=event) for event in ("written", "read")}
         return {
             event: self.more(f"{tier}_seconds", event=event) / entries

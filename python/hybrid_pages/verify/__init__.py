@@ -1,1 +1,1 @@
-"""``hybrid-pages verify``: what is restored against what the engine computes itself."""
+"""``hybrid-pages verify``: compares what is restored with what the engine computes itself."""

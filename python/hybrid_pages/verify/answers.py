@@ -21,11 +21,11 @@ class Answer:
     cached: int = 0
     """Tokens of the prompt that were not computed."""
     source: str = ""
-    """Where these came from; several sources with their tokens, if there was not one alone."""
+    """The source of these tokens; if there are several, each with its tokens."""
 
     @classmethod
     def read(cls, found: Mapping[str, Any], hits: Mapping[str, float]) -> Answer:
-        """From the engine's process. hits: tokens by source of all prompts that were sent at once.
+        """Reads the engine's answer. hits: tokens by source, of all prompts that were sent at once.
 
         vLLM counts the cached tokens of a prompt, and the connector those of each source.
         """
@@ -52,8 +52,8 @@ class Answer:
     def distance(self, other: Answer) -> float:
         """The largest difference of log-probabilities up to the first token that differs, included.
 
-        Behind that token the two answer different prompts. Infinite if something is not a number,
-        or if one ends where the other goes on with equal tokens.
+        After that token the two answer different prompts. Infinite if something is not a number, or
+        if one ends where the other goes on with equal tokens.
         """
         common = min(len(self.tokens), len(other.tokens))
         worst = 0.0
@@ -66,7 +66,7 @@ class Answer:
 
 
 def _gap(left: Mapping[int, float], right: Mapping[int, float]) -> float:
-    """A token that one side does not list is at most as likely there as the least one listed."""
+    """The largest difference. A token that ``right`` lacks counts like its least likely one."""
     least, worst = min(right.values(), default=-math.inf), 0.0
     for token, value in left.items():
         other = right.get(token)
@@ -85,12 +85,12 @@ class Difference:
     position: int
     """Index of the first token that differs, from 0."""
     expected: tuple[int, str, float | None, float | None]
-    """The token there, its text, and its log-probability in the expected and in the found one."""
+    """The token there, its text, and its log-probabilities in the expected and the found answer."""
     found: tuple[int, str, float | None, float | None]
 
 
 def first_difference(expected: Answer, found: Answer) -> Difference | None:
-    """Where two answers first differ, be it in a log-probability; None if they are the same."""
+    """The first difference of two answers, be it in a log-probability; None if they are equal."""
     for position in range(min(len(expected.tokens), len(found.tokens))):
         ours, theirs = expected.tokens[position], found.tokens[position]
         likely = expected.likely[position], found.likely[position]

@@ -1,4 +1,4 @@
-"""One engine in a process of its own, as ``vllm serve`` runs it, told by lines of JSON.
+"""One engine in a process of its own, as ``vllm serve`` runs it, controlled by lines of JSON.
 
 usage: python -m hybrid_pages.verify.engine ANSWERS
 
@@ -44,7 +44,7 @@ class VerifyEngine:
 
     @classmethod
     def start(cls, arguments: Any, arranged: Arranged) -> VerifyEngine:
-        """Starts it with the user's arguments, and the places of verify's own."""
+        """Starts an engine with the user's arguments, and with places for the tiers of its own."""
         from vllm.config import KVTransferConfig
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -52,7 +52,7 @@ class VerifyEngine:
         arguments.kv_transfer_config = KVTransferConfig(**arranged.transfer)
         arguments.disable_log_stats = False
         most = arguments.max_logprobs
-        # As `vllm serve` does: other uses have other defaults.
+        # `vllm serve` gives this context, too: other uses have other defaults.
         engine = AsyncLLM.from_engine_args(arguments, usage_context=UsageContext.OPENAI_API_SERVER)
         return cls(engine, _LOGPROBS if most < 0 else min(_LOGPROBS, most))
 
@@ -74,7 +74,7 @@ class VerifyEngine:
         before = figures()
         answers = await asyncio.gather(*map(self._answer, prompts))
         wanted, until = before.get("lookups", 0) + len(prompts), time.monotonic() + _COUNT_SECONDS
-        # What a step counts arrives beside its tokens, not before them.
+        # A step's counts may arrive after its tokens.
         while (after := figures()).get("lookups", 0) < wanted:
             if time.monotonic() > until:
                 raise EngineError(
@@ -90,7 +90,7 @@ class VerifyEngine:
         return {"answers": answers, "hits": hits}
 
     async def _step(self) -> None:
-        """A request of no use but for the figures that its steps bring."""
+        """Runs a request that is useful only for the figures that its steps bring."""
         await self.ask([{"tokens": _SOME, "salt": "step", "answer_tokens": 1, "stop": []}])
 
     async def _answer(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,6 +261,6 @@ async def _serve(answers: int) -> None:
 
 
 if __name__ == "__main__":
-    # As `vllm serve` does.
+    # `vllm serve` sets this, too.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     asyncio.run(_serve(int(sys.argv[1])))

@@ -83,7 +83,7 @@ def run(args: SimpleNamespace) -> int:
 
 
 def told(flags: Sequence[str]) -> str:
-    """The flags as a report may show them: without keys. vLLM takes beginnings of names, too."""
+    """The flags for a report, without secrets. vLLM takes shortened names of flags, too."""
     words, hidden = [], False
     for word in flags:
         name, equals, _ = word.partition("=")
@@ -129,7 +129,7 @@ def _check(args: SimpleNamespace) -> None:
 
 
 def _require_writable(option: str, path: Path) -> None:
-    """Before the engines run, as their results would be lost."""
+    """Rejects a file that can't be written, before engines run whose results would be lost."""
     if not path.parent.is_dir():
         raise SettingsError(f"{option}: expected a directory to write in, found none: {path}")
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
@@ -137,10 +137,10 @@ def _require_writable(option: str, path: Path) -> None:
 
 
 def _require_told(runs: Runs, verdict: VerifyVerdict, plant: str) -> None:
-    """A bad verdict must be the fault's own.
+    """Checks that a bad verdict comes from the planted fault.
 
     Raises:
-        EngineFailed: it is bad for another reason.
+        EngineFailed: the verdict is bad for another reason.
         SettingsError: the fault can't show.
     """
     unfit = unfit_for(runs, plant)
@@ -210,7 +210,7 @@ def _runs(
 
 @contextmanager
 def _log() -> Iterator[IO[bytes]]:
-    """A file for what the engines print. It stays if a failure is to be understood by it."""
+    """A file for what the engines print. It is kept if it may explain a failure."""
     with tempfile.NamedTemporaryFile(
         prefix="hybrid-pages-verify-", suffix=".log", delete=False
     ) as log:
@@ -263,7 +263,7 @@ def made(
     """The prompts that an engine gets.
 
     Raises:
-        SettingsError: one that it does not take, by name.
+        SettingsError: a prompt that the engine does not take; names it.
     """
     found = [
         VerifyPrompt(each.name, _fitting(each, tokens, args.tokens, facts), args.tokens)
@@ -300,7 +300,7 @@ def _built_in(
     tokens: list[int] = []
     while len(tokens) < needed:
         (more,) = engine.ask("encode", texts=[prompts.ledger(lines, seed)])["tokens"]
-        # It knows no word, or cuts texts.
+        # The tokenizer knows no word, or cuts texts.
         if len(more) <= len(tokens):
             return prompts.ids(n, facts["vocab"], longest, seed)
         tokens, lines = more, 2 * lines
@@ -330,7 +330,7 @@ def _questions(
     engine: EngineCommands,
     facts: dict[str, Any],
 ) -> list[VerifyPrompt]:
-    """The questions behind as many worked ones as fill a block, which are not asked."""
+    """The questions, each after as many worked ones as fill a block, which are not asked."""
     if not asked:
         return []
     if not facts["has_tokenizer"]:

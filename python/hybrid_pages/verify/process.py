@@ -94,7 +94,7 @@ class EngineProcess:
         return dict(found)
 
     def _line(self) -> bytes:
-        """The next line. A child of the process may hold the pipe open when that is gone."""
+        """The next line. A child of the process may hold the pipe open when the process is gone."""
         while b"\n" not in self._rest:
             ended = self._process.poll() is not None
             ready, _, _ = select.select([self._answers], [], [], 0 if ended else _LOOK_SECONDS)
@@ -139,7 +139,7 @@ class EngineProcess:
             os.close(self._answers)
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Ends the process at once."""
         self._end_group()
         self.close()
 

@@ -103,7 +103,7 @@ def _object(path: Path, number: int, line: str) -> GivenPrompts:
 
 
 def lengths(block_tokens: int, longest: int) -> list[int]:
-    """Lengths of built-in prompts: in front of, at and behind boundaries, none above ``longest``.
+    """Lengths of built-in prompts: before, at and after boundaries, none above ``longest``.
 
     A prompt of n blocks and no token more resumes one block earlier, as its last token is computed.
     """
@@ -143,7 +143,7 @@ def ledger(count: int, seed: int) -> str:
 
 
 def cut(tokens: Sequence[int], block_tokens: int, longest: int) -> list[GivenPrompts]:
-    """Built-in prompts cut out of the tokens of a long text, each from another place on."""
+    """Built-in prompts cut out of the tokens of a long text, each from another place."""
     found, start = [], 0
     for length in lengths(block_tokens, longest):
         part = tuple(tokens[start : start + length])

@@ -19,7 +19,7 @@ _MARKED = re.compile(r"####\s*(-?\$?\d[\d,]*(?:\.\d+)?)")
 
 @dataclass(frozen=True)
 class ScoredQuestion:
-    """A question, its worked answer, and the number that this ends with."""
+    """A question, its worked answer, and the number at the end of the answer."""
 
     line: int
     question: str
@@ -59,17 +59,17 @@ def _read(path: Path, number: int, line: str) -> ScoredQuestion:
 
 
 def shown(questions: Sequence[ScoredQuestion]) -> str:
-    """Worked questions, in front of the one that is asked."""
+    """The text of worked questions, to put before the one that is asked."""
     return "".join(f"Question: {each.question}\nAnswer: {each.answer}\n\n" for each in questions)
 
 
 def asked(question: ScoredQuestion) -> str:
-    """The question that is asked, behind :func:`shown`."""
+    """The text of the question that is asked, to put after :func:`shown`."""
     return f"Question: {question.question}\nAnswer:"
 
 
 def is_right(text: str, wanted: str) -> bool:
-    """Whether an answer ends with the right number: that behind ``####``, else its last one."""
+    """Whether an answer's number is right: the one after ``####``, or else its last one."""
     marked = _MARKED.search(text)
     numbers = [marked[1]] if marked else _NUMBER.findall(text)
     return bool(numbers) and _plain(numbers[-1]) == wanted

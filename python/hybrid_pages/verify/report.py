@@ -22,9 +22,9 @@ _STYLES = {EQUAL: "green", DIFFERS: "bold red", NOTHING: "yellow"}
 
 
 def report(runs: Runs, verdict: VerifyVerdict, about: Mapping[str, Any]) -> dict[str, Any]:
-    """The object. Differences that are not finite are None in it.
+    """The report as one object, in which differences that are not finite are None.
 
-    about: what was run: model, flags, versions, options.
+    about: the model, flags, versions and options of the run.
     """
     noise = verdict.noise
     return {
@@ -99,7 +99,7 @@ def _finite(value: float) -> float | None:
 
 
 def as_json(found: Mapping[str, Any]) -> str:
-    """The object in JSON, as any parser reads it."""
+    """The report in JSON that any parser reads."""
     return json.dumps(found, indent=1, allow_nan=False)
 
 

@@ -1,10 +1,10 @@
 """The runs of every prompt: cold, on vLLM's own hit, and restored from each tier alone.
 
 A prompt runs under a salt of its own, so that it shares nothing with other prompts, with earlier
-runs, or with what others have stored. A first visit is cold, whatever the caches hold; its second
+runs, or with what others have stored. The first visit is cold, whatever the caches hold; the second
 one is vLLM's own hit. Both happen twice, under two salts, in the same steps: what differs then is
 the engine's own noise. For the host, vLLM's own cache is emptied. For a tier below, an engine is
-started that has that one alone.
+started that has that tier alone.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def collect(
     at_once: int,
     step: Step,
 ) -> Runs:
-    """Runs everything.
+    """Runs all prompts in every way.
 
     Args:
         engines: starts them, one at a time.
-        prompts_of: the prompts, once the engine has told what it takes.
+        prompts_of: gives the prompts, once the engine has told what it takes.
         start: of the first engine, which has every tier.
         at_once: prompts that are sent together. With more than one, batches differ in their sizes
             and so in their rounding.

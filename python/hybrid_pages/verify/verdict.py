@@ -12,7 +12,7 @@ from hybrid_pages.verify.tiers import HOST
 
 EQUAL, WITHIN, DIFFERS, NOTHING = "equal", "within the noise", "DIFFERS", "nothing restored"
 MARGIN = 2.0
-"""The noise is known from few runs: a restored one may differ by so many times the most seen."""
+"""How many times the largest noise seen a restored run may differ by: few runs show the noise."""
 BLIND = 1.0
 """Noise above this hides faults: a wrong page may move a log-probability by less."""
 _REASONS = (
@@ -27,10 +27,10 @@ _REASONS = (
 
 @dataclass(frozen=True)
 class Noise:
-    """The largest differences of log-probabilities between runs of the engine's own.
+    """The largest differences of log-probabilities between runs that restore nothing.
 
-    cold: of two cold runs that take the same steps. local: of two runs on vLLM's own hit. steps:
-    of a cold run and one on vLLM's own hit, whose steps differ and so their rounding.
+    cold: between two cold runs that take the same steps. local: between two runs on vLLM's own hit.
+    steps: between a cold run and one on vLLM's own hit, whose steps and so rounding differ.
     """
 
     cold: float
@@ -39,7 +39,7 @@ class Noise:
 
     @property
     def floor(self) -> float:
-        """Between runs that take the same steps; 0 where the engine is deterministic."""
+        """The noise between runs that take the same steps; 0 where the engine is deterministic."""
         return max(self.cold, self.local)
 
 
@@ -118,7 +118,7 @@ def _row(runs: Runs, noise: Noise, index: int, tier: str) -> VerdictRow:
 
 
 def _unsound(runs: Runs, noise: Noise) -> Iterator[str]:
-    """Why nothing can be told."""
+    """The reasons why nothing can be concluded."""
     if not all(answer.is_whole for phase in OWN for answer in runs.phase(phase)):
         yield (
             "log-probabilities of the engine's own runs: expected numbers, found NaN: the model "

@@ -95,8 +95,8 @@ def require_config(
         config: the engine's configuration.
         recurrent: whether the model has recurrent layers.
         transfer: this connector's own transfer configuration, if it is a child of another
-        connector. beside: other connectors that made vLLM turn its hybrid KV cache manager off, if
-        known.
+            connector.
+        beside: other connectors that made vLLM turn its hybrid KV cache manager off, if known.
 
     Raises:
         UnsupportedError: one line for each rejected feature, with what was found and what to set.

@@ -77,8 +77,7 @@ class Steps:
             connection.checkpoints.stepped(tracked, start + new_tokens)
 
     def _is_overwritten(self, tracked: Tracked, start: int, end: int) -> bool:
-        """Whether vLLM itself leaves a wrong state behind this step, with which the request goes
-        on.
+        """Whether vLLM itself leaves a wrong state after this step, with which the request goes on.
 
         Kernels export a state from inside every step of a prompt, into the block that the worker
         has before the last one. vLLM reserves that block only in the last step. In a step before it

@@ -198,8 +198,7 @@ class Events:
             yield from ([note for note, _ in piece] for (_, new), piece in pieces if new)
 
     def _changes(self, note: _Note, below: bool, by: int) -> bool:
-        """Counts a block's announcements. Returns whether this begins the first or ends the
-        last."""
+        """Counts a block's announcements. Returns whether the first begins or the last ends."""
         announced = self._announced[below]
         if by < 0 and note.key not in announced:
             return False  # it was announced before it could be described

@@ -32,14 +32,14 @@ def reserves_too_little(manager: "KVCacheManager") -> bool:
 def blocks_to_finish(
     manager: "KVCacheManager", request: "Request", computed: int, ahead: int, *, local: int = 0
 ) -> int:
-    """The most blocks of the pool that a request may take beside those that it has, until its
+    """The most blocks of the pool that a request may take besides those that it has, until its
     prompt is computed.
 
     Args:
         manager: vLLM's cache manager.
         request: one that is not scheduled; it may hold blocks.
         computed: tokens that it has, or will have once its load is there.
-        ahead: tokens behind its prompt that its steps need room for.
+        ahead: tokens after its prompt that its steps need room for.
         local: tokens of them in blocks of vLLM's own cache, which it may share with others.
     """
     coordinator = manager.coordinator

@@ -254,7 +254,7 @@ class Loads:
     # ---- the end
 
     def scheduled(self, tracked: Tracked, start: int) -> int:
-        """Counts the ``start`` tokens that a request is scheduled behind.
+        """Counts the ``start`` tokens after which a request is scheduled.
 
         A request's lookup and hits count once: a preempted request that comes back finds mostly
         tokens that it has computed itself.
@@ -282,7 +282,7 @@ class Loads:
         return other
 
     def _count_missing(self, tracked: Tracked, lookup: Lookup, start: int) -> None:
-        """Counts why a request is not scheduled behind more tokens than ``start``."""
+        """Counts why a request is not scheduled after more tokens than ``start``."""
         reason = lookup.missing if lookup.paged > start else None
         if reason is not None:
             self.figures.count("missing_state_tokens", lookup.paged - start)

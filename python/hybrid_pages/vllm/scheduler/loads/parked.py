@@ -38,7 +38,7 @@ class Parked:
     def __init__(self, figures: Figures, drafts: int) -> None:
         self._figures = figures
         self._ahead = 1 + 2 * drafts if drafts else 0
-        """How many tokens behind a prompt need room in a step with drafts."""
+        """How many tokens after a prompt need room in a step with drafts."""
         self._admitted: dict[str, _Admitted] = {}
         self._number = 0
         self.manager: KVCacheManager | None = None
@@ -76,8 +76,7 @@ class Parked:
     # ---- another load
 
     def fits(self, tracked: Tracked, local: int, end: int) -> bool | None:
-        """Whether a load up to ``end`` tokens, behind ``local`` ones of vLLM's own, can be
-        finished.
+        """Whether a load up to ``end`` tokens, after ``local`` ones of vLLM's own, can be finished.
 
         None while the blocks that it needs are held by loads that were admitted before the first
         question. The request does not wait for later loads, since it does not keep them from being

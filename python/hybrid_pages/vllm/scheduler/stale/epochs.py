@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 
 _MOST_LORAS = 4096
-"""How many LoRAs of each of two kinds are remembered. A forgotten one may lose its hits."""
+"""How many reloaded LoRAs, and how many used ones, are remembered. A forgotten one may lose its
+hits."""
 
 
 @dataclass

@@ -97,7 +97,7 @@ def spread(
     """Follows invalid blocks through the requests that hold them.
 
     Every block after an invalid one in a request was computed from it, and other requests may have
-    found it in the engine's own cache, behind another copy of the invalid one.
+    found it in the engine's own cache, after another copy of the invalid one.
 
     Args:
         invalid: block ids.
