@@ -104,7 +104,7 @@ class Stores:
     `engine` stands for the engine's objects in every call: `tables(request_id)` gives block tables,
     `pool.blocks` is a list of all blocks, and `skipped(reason, entries)`,
     `not_planned(tracked, error)`, `not_copied(outcome, first)`, `not_published(job, error)` and
-    `not_in_flight(job)` are told what happened. `read_keys(tracked)` is called if there is a
+    `not_in_flight(job)` are told what happened. `read_keys(tracked)` is called if the rules have a
     `known`. An error of one request or job is told in this way; any other is raised.
     """
 
