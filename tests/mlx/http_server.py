@@ -25,6 +25,7 @@ def tell(*_):
     print("HELD", mx.get_active_memory(), stored, flush=True)
 
 signal.signal(signal.SIGUSR1, tell)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the background
 """
 
 
