@@ -1,4 +1,4 @@
-//! The arena.
+//! The arena as a Python object.
 
 use std::sync::Arc;
 
@@ -133,7 +133,7 @@ impl PyArena {
     }
 }
 
-/// One path or several.
+/// The paths of an arena's planes: one, or a sequence.
 #[derive(FromPyObject)]
 enum Paths {
     One(String),

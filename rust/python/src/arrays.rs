@@ -1,4 +1,4 @@
-//! Where an array of another library lies: DLPack (<https://dmlc.github.io/dlpack>) or
+//! The memory of another library's array, found by DLPack (<https://dmlc.github.io/dlpack>) or
 //! `__cuda_array_interface__`
 //! (<https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html>).
 
@@ -10,11 +10,12 @@ use crate::dlpack;
 use crate::facts::{Facts, rejected};
 use crate::number::Whole;
 
-/// Of the first CPU, in DLPack.
+/// The device type and number of the first CPU in DLPack.
 const HOST: (i32, i32) = (dlpack::CPU, 0);
 const LEGACY_STREAM: usize = 1;
 
-/// Where an array lies, in bytes. Keeps what the array's library handed out.
+/// Address, shape and strides of an array in memory, in bytes. Keeps alive the object that the array's library handed
+/// out.
 #[pyclass(frozen, name = "ArrayView", module = "hybrid_pages._core")]
 pub struct PyArrayView {
     facts: Facts,
@@ -103,7 +104,7 @@ impl PyArrayView {
     }
 }
 
-/// None if there is none; what else goes wrong in a property is the caller's to see.
+/// The attribute of this name, or `None` if the object lacks it. Any other error goes to the caller.
 fn attribute<'py>(object: &Bound<'py, PyAny>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
     match object.getattr(name) {
         Ok(found) => Ok(Some(found)),
@@ -121,19 +122,19 @@ fn exported<'py>(
     let (device_type, _): (i32, i32) = device.call0()?.extract()?;
     let arguments = PyDict::new(array.py());
     if device_type == dlpack::CUDA || device_type == dlpack::CUDA_MANAGED {
-        // The standard has no 0: it would be ambiguous.
+        // DLPack forbids stream 0, since it could mean two things.
         let stream = if stream == 0 { LEGACY_STREAM } else { stream };
         arguments.set_item("stream", stream)?;
     }
     if device_type == dlpack::METAL {
-        // Else the pointer is to an object of Metal. Its memory is the host's, too.
+        // Without this the pointer would be to a Metal object. The memory is the host's as well.
         arguments.set_item("dl_device", HOST)?;
     }
     let method = array.getattr("__dlpack__")?;
     let versioned = arguments.copy()?;
     versioned.set_item("max_version", (1, 0))?;
     match method.call((), Some(&versioned)) {
-        // From before versions: "unexpected keyword argument".
+        // The library is older than DLPack's versions: "unexpected keyword argument".
         Err(error) if error.is_instance_of::<PyTypeError>(array.py()) => {
             method.call((), Some(&arguments))
         }
@@ -217,7 +218,7 @@ fn malformed(key: &str, expected: &str, found: String) -> PyErr {
     ))
 }
 
-/// Of numpy's notation: byte order, kind, bytes.
+/// Bytes of one element, from numpy's notation of a type: byte order, kind, bytes.
 fn itemsize(typestr: &str) -> Option<usize> {
     let rest = typestr.strip_prefix(['<', '>', '|', '='])?;
     // 't' counts bits.
@@ -225,8 +226,8 @@ fn itemsize(typestr: &str) -> Option<usize> {
     bytes.parse().ok().filter(|bytes| *bytes > 0)
 }
 
-/// What tells arrays from others, as bytes: equal for the same memory in the same order, dtype and
-/// shape, and with the same bytes in so many elements of each.
+/// Bytes that identify these arrays: they are equal for the same memory in the same order, dtype and shape, with the
+/// same values in `samples` elements of each.
 #[pyfunction]
 #[pyo3(signature = (arrays, *, samples = Whole(0)), text_signature = "(arrays, *, samples=0)")]
 fn array_marks<'py>(

@@ -1,4 +1,4 @@
-//! Block tables of an engine's Python objects.
+//! Block tables, read from an engine's Python objects.
 
 use hybrid_pages::error::Error;
 use hybrid_pages_vllm::columns::{Columns, TablePart};
@@ -13,11 +13,11 @@ use crate::error::{Raised, to_py};
 use crate::geometry::PyGeometry;
 use crate::number::Whole;
 
-/// A request's block tables, a sequence each: of engine blocks or of their numbers.
+/// The block tables of a request. Each is a sequence of engine blocks or of their numbers.
 pub struct PyTables<'py>(Vec<Bound<'py, PyAny>>);
 
 impl<'py> PyTables<'py> {
-    /// The tables in a sequence that Python gives.
+    /// Reads the tables from a Python sequence.
     pub fn of(given: &Bound<'py, PyAny>) -> PyResult<Self> {
         given.try_iter()?.collect::<PyResult<_>>().map(Self)
     }
@@ -32,7 +32,7 @@ impl<'py> PyTables<'py> {
         })
     }
 
-    /// The number of the engine block in a column; 0 behind the end of the table.
+    /// The number of the engine block in a column, or 0 beyond the end of the table.
     pub fn block(&self, table: usize, column: usize) -> PyResult<u32> {
         let table = self.table(table)?;
         if column >= table.len()? {
@@ -58,7 +58,7 @@ impl Tables for PyTables<'_> {
     }
 }
 
-/// The columns of a table, which may be shorter.
+/// The columns of a table in this range, fewer if the table ends before.
 fn part(table: &Bound<'_, PyAny>, columns: Range<usize>) -> PyResult<TablePart> {
     let end = columns.end.min(table.len()?);
     let mut ids = Vec::with_capacity(end.saturating_sub(columns.start));
@@ -78,7 +78,7 @@ fn part(table: &Bound<'_, PyAny>, columns: Range<usize>) -> PyResult<TablePart> 
     })
 }
 
-/// The number of an engine block: an integer, or what its attribute `block_id` says.
+/// The number of an engine block: an integer, or the attribute `block_id` of an object.
 fn block_id(block: &Bound<'_, PyAny>) -> PyResult<u32> {
     if block.is_instance_of::<PyInt>() {
         return engine_block(block.extract()?);
@@ -86,7 +86,7 @@ fn block_id(block: &Bound<'_, PyAny>) -> PyResult<u32> {
     engine_block(block.getattr(intern!(block.py(), "block_id"))?.extract()?)
 }
 
-/// The number of an engine block, as Python gives it.
+/// The number of an engine block, from a Python integer.
 pub fn engine_block(Whole(number): Whole) -> PyResult<u32> {
     u32::try_from(number).map_err(|_| {
         to_py(Error::InvalidArgument(format!(
@@ -96,14 +96,14 @@ pub fn engine_block(Whole(number): Whole) -> PyResult<u32> {
     })
 }
 
-/// The block tables of all requests, as an engine keeps them: a dictionary a group.
+/// The block tables of all requests, as an engine keeps them: one dictionary per group.
 #[pyclass(frozen, name = "BlockTables", module = "hybrid_pages._core")]
 pub struct PyBlockTables {
     groups: Vec<Py<PyDict>>,
 }
 
 impl PyBlockTables {
-    /// The tables of one request; empty ones where the engine has none.
+    /// The tables of one request, empty where the engine has none.
     pub fn of<'py>(&self, request_id: &Bound<'py, PyAny>) -> PyResult<PyTables<'py>> {
         let py = request_id.py();
         let mut tables = Vec::with_capacity(self.groups.len());
@@ -127,14 +127,14 @@ impl PyBlockTables {
     }
 }
 
-/// Where the entries of each class have their engine blocks in an engine's block tables.
+/// The columns of an engine's block tables that hold the engine blocks of each class's entries.
 #[pyclass(frozen, name = "TableColumns", module = "hybrid_pages._core")]
 pub struct PyTableColumns {
     pub inner: TableColumns,
 }
 
-/// A group as Python gives it: table, tokens of an engine block, engine blocks of a block, those of them in
-/// an entry, tokens of its window.
+/// A group, given by Python: its table, tokens per engine block, engine blocks per block, how many of those an entry
+/// takes, and tokens of the window.
 type GivenGroup = (Whole, Whole, Whole, Whole, Option<Whole>);
 
 #[pymethods]
@@ -160,7 +160,7 @@ impl PyTableColumns {
         })
     }
 
-    /// The pages of blocks all of whose engine blocks are there.
+    /// The pages of those blocks that have all their engine blocks.
     fn filled(
         &self,
         tables: &Bound<'_, PyAny>,

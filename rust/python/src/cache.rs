@@ -1,4 +1,4 @@
-//! The cache.
+//! The cache as a Python object.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ use crate::remote::PyRemote;
 use crate::restore::{self, PyRestore};
 use crate::store_entries::PyStoreEntries;
 
-/// A tier that others share.
+/// A tier that several machines share.
 #[derive(FromPyObject)]
 pub enum AnyRemote<'py> {
     #[cfg(feature = "remote")]
@@ -96,7 +96,7 @@ impl PyAdmission {
     }
 }
 
-/// A class index and a block index.
+/// The place of an entry: its class index and its block index.
 struct BlockPlace(usize, usize);
 
 impl<'py> FromPyObject<'_, 'py> for BlockPlace {

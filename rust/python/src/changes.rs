@@ -1,11 +1,11 @@
-//! What a follower of the cache is told.
+//! Changes of a cache's content, for somebody who follows it.
 
 use hybrid_pages::cache::{Changes, RemovedBlock, StoredBlocks};
 use hybrid_pages::ids::PrefixKey;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-/// A block that the follower was told of and that is not announced any more.
+/// A block that was announced before and has left the cache.
 #[pyclass(frozen, get_all, name = "Removed", module = "hybrid_pages._core")]
 pub struct PyRemoved {
     namespace: u32,
@@ -14,7 +14,7 @@ pub struct PyRemoved {
     note: Py<PyBytes>,
 }
 
-/// Consecutive blocks of one prefix that are announced from now on.
+/// Consecutive blocks of one prefix that are announced now.
 #[pyclass(frozen, get_all, name = "Span", module = "hybrid_pages._core")]
 pub struct PySpan {
     namespace: u32,
@@ -23,7 +23,7 @@ pub struct PySpan {
     notes: Py<PyList>,
 }
 
-/// What the follower is to be told: the removals, then the spans.
+/// Changes since the last call. A follower applies the removals first, then the spans.
 #[pyclass(frozen, get_all, name = "Changes", module = "hybrid_pages._core")]
 pub struct PyChanges {
     removed: Py<PyList>,

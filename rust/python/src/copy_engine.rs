@@ -1,5 +1,5 @@
-//! The half of an engine that is the same for all: entries, completions, waiting, the end. The GIL is
-//! released wherever Rust may wait.
+//! The part that all copy engines share: entries, completions, waiting and closing. The GIL is released wherever Rust
+//! may wait.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -18,10 +18,10 @@ use crate::layer::PyLayerMap;
 use crate::number::{Whole, plain, slot};
 use crate::tuple::sized;
 
-/// How often a wait looks for signals.
+/// Time between two checks for signals during a wait.
 const SIGNALS: Duration = Duration::from_millis(100);
 
-/// How a transfer ended.
+/// The outcome of a transfer.
 #[pyclass(frozen, name = "Completion", module = "hybrid_pages._core")]
 pub struct PyCompletion {
     inner: Completion,
@@ -71,12 +71,12 @@ impl PyCompletion {
     }
 }
 
-/// The base class of all engines. What differs is how they are made, and what a transfer comes after.
+/// The base class of all copy engines. They differ in how they are made, and in what a transfer waits for.
 #[pyclass(frozen, subclass, name = "_Engine", module = "hybrid_pages._core")]
 pub struct PyEngine {
     engine: Arc<dyn Engine>,
-    /// Let go when no copy can touch their memory any more. Unseen by the garbage collector,
-    /// which could otherwise clear them while a copy is in flight.
+    /// Released when no copy can touch their memory any more. Hidden from the garbage collector, which could clear
+    /// them while a copy is in flight.
     owners: Mutex<Option<Py<PyAny>>>,
 }
 
@@ -100,14 +100,14 @@ impl PyEngine {
 
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.engine.close());
-        // Dropped outside the lock: that may run Python.
+        // Dropped outside the lock, since that may run Python code.
         let owners = lock(&self.owners).take();
         drop(owners);
     }
 }
 
 impl PyEngine {
-    /// An engine and what its memory belongs to.
+    /// Wraps an engine, and keeps the owners of its memory alive.
     pub fn new(engine: Arc<dyn Engine>, owners: Option<Py<PyAny>>) -> Self {
         Self {
             engine,
@@ -124,14 +124,14 @@ impl PyEngine {
 
 impl Drop for PyEngine {
     fn drop(&mut self) {
-        // No interpreter to attach to at exit: nothing to release, either.
+        // At exit there is no interpreter to attach to, and no GIL to release.
         if Python::try_attach(|py| py.detach(|| self.engine.close())).is_none() {
             self.engine.close();
         }
     }
 }
 
-/// How many blocks the engine has: in every group, or in each.
+/// How many blocks the engine has: one number for all groups, or one per group.
 pub enum NumBlocks {
     OfAll(Whole),
     PerGroup(Vec<Whole>),
@@ -149,7 +149,7 @@ impl<'py> FromPyObject<'_, 'py> for NumBlocks {
     }
 }
 
-/// Where the blocks of an engine lie, checked against its geometry.
+/// The layout of an engine's blocks in memory, checked against its geometry.
 pub fn layout(
     geometry: &PyGeometry,
     rank: Whole,
@@ -168,7 +168,7 @@ pub fn layout(
     TransferLayout::new(geometry, rank.0, &num_blocks, &maps).map_err(to_py)
 }
 
-/// Entries to store: (class, slots, blocks).
+/// Reads entries to store, each a tuple (class, slots, blocks).
 pub fn to_store(entries: &[Bound<'_, PyTuple>]) -> PyResult<Vec<EntryCopy>> {
     let read = |given| {
         let (class, slots, blocks) = sized("entry", given, 3)?.extract()?;
@@ -177,7 +177,7 @@ pub fn to_store(entries: &[Bound<'_, PyTuple>]) -> PyResult<Vec<EntryCopy>> {
     entries.iter().map(read).collect()
 }
 
-/// Entries to load: (class, slots, blocks, checksum).
+/// Reads entries to load, each a tuple (class, slots, blocks, checksum).
 pub fn to_load(entries: &[Bound<'_, PyTuple>]) -> PyResult<Vec<EntryCopy>> {
     let read = |given| {
         let (class, slots, blocks, checksum) = sized("entry", given, 4)?.extract()?;
@@ -205,7 +205,7 @@ fn entry(
     })
 }
 
-/// Waits in slices, between which Python's signals are handled; whether what was waited for came.
+/// Waits in slices and handles Python's signals in between. Returns whether the wait succeeded in time.
 pub fn wait(
     py: Python<'_>,
     timeout: Option<f64>,
@@ -224,7 +224,7 @@ pub fn wait(
     }
 }
 
-/// A timeout that the clock can hold; infinity is no timeout.
+/// The timeout as a duration that the clock can hold; `None` for infinity.
 fn seconds(timeout: f64) -> PyResult<Option<Duration>> {
     if timeout.is_nan() || timeout < 0.0 {
         return Err(to_py(Error::InvalidArgument(format!(
@@ -235,6 +235,6 @@ fn seconds(timeout: f64) -> PyResult<Option<Duration>> {
 }
 
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
-    // The base class is no name of the module: only its methods are public.
+    // The module does not export the base class: only its methods are public.
     m.add_class::<PyCompletion>()
 }

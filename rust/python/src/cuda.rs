@@ -1,4 +1,4 @@
-//! CUDA devices and their engine.
+//! CUDA devices and their copy engine, as Python objects.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::layer::PyLayerMap;
 use crate::number::{Whole, whole};
 use crate::store_entries::ToStore;
 
-/// A device of this process.
+/// A CUDA device that this process can use.
 #[pyclass(frozen, name = "CudaDevice", module = "hybrid_pages._core")]
 pub struct PyCudaDevice {
     inner: Description,
@@ -71,7 +71,7 @@ impl PyCudaDevice {
     }
 }
 
-/// Slots of an arena that devices reach without a detour: more and more of them.
+/// Pins the slots of an arena in the background, so that devices copy from and to them directly.
 #[pyclass(frozen, name = "Pinning", module = "hybrid_pages._core")]
 pub struct PyPinning {
     inner: Arc<Pinning>,
@@ -130,7 +130,7 @@ impl PyPinning {
     }
 }
 
-/// Copies between a device's memory and an arena.
+/// Copies entries between a device's memory and an arena.
 #[pyclass(frozen, extends = PyEngine, name = "CudaEngine", module = "hybrid_pages._core")]
 pub struct PyCudaEngine {
     engine: Arc<CudaEngine>,
@@ -195,7 +195,7 @@ impl PyCudaEngine {
 
     #[pyo3(signature = (stream = 0))]
     fn fence(&self, py: Python<'_>, #[pyo3(from_py_with = whole)] stream: usize) -> PyResult<()> {
-        // SAFETY: what the stub demands of the caller: a live stream of the engine's device.
+        // SAFETY: the stub demands this of the caller: a live stream of the engine's device.
         py.detach(|| unsafe { self.engine.fence(stream) })
             .map_err(cuda_to_py)
     }
@@ -235,7 +235,7 @@ impl PyCudaEngine {
         entries: Vec<EntryCopy>,
         stream: usize,
     ) -> PyResult<u64> {
-        // SAFETY: what the stub demands of the caller: a live stream of the engine's device.
+        // SAFETY: the stub demands this of the caller: a live stream of the engine's device.
         let ticket = py.detach(|| unsafe { self.engine.submit_on(way, entries, stream) });
         Ok(ticket.map_err(cuda_to_py)?.0)
     }
@@ -255,7 +255,7 @@ fn cuda_devices(py: Python<'_>) -> PyResult<Vec<PyCudaDevice>> {
     py.detach(find).map_err(cuda_to_py)
 }
 
-/// The NUMA node of the host that is nearest to a device; none where that is unknown.
+/// The NUMA node of the host that is nearest to a device; `None` if that is unknown.
 #[pyfunction]
 fn device_numa_node(
     py: Python<'_>,

@@ -1,4 +1,4 @@
-//! A disk below a cache.
+//! A disk below a cache, as a Python object.
 
 use std::time::Duration;
 

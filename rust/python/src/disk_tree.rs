@@ -1,4 +1,4 @@
-//! A disk path as it lies there, for tools.
+//! The directory of a disk tier, for tools that inspect it.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use pyo3::types::PyDict;
 
 use crate::error::to_py;
 
-/// The directory of a disk tier.
+/// The directory of a disk tier, to list, verify and clean up.
 #[pyclass(frozen, name = "DiskTree", module = "hybrid_pages._core")]
 pub struct PyDiskTree {
     inner: DiskTree,

@@ -1,4 +1,4 @@
-//! Capsules of DLPack, read and not consumed: whoever made one frees it when it goes.
+//! Reads capsules of DLPack without consuming them: the library that made a capsule frees it.
 //!
 //! The structs are those of `dlpack.h` (<https://github.com/dmlc/dlpack>), up to major version 1.
 
@@ -52,14 +52,14 @@ struct ManagedVersioned {
     tensor: Tensor,
 }
 
-/// Reads the facts in a capsule.
+/// Reads the description of the array in a capsule.
 pub fn read(object: &Bound<'_, PyAny>) -> PyResult<Facts> {
     let (tensor, read_only) = tensor(capsule(object)?)?;
     facts(tensor, read_only)
 }
 
-/// Appends what tells an array in a capsule from others: address, dtype, shape and strides, and the
-/// bytes of so many elements, spread evenly.
+/// Appends bytes that identify the array in a capsule: address, dtype, shape, strides, and the values of `samples`
+/// elements, spread evenly.
 pub fn mark(object: &Bound<'_, PyAny>, samples: usize, marks: &mut Vec<u8>) -> PyResult<()> {
     let (tensor, _) = tensor(capsule(object)?)?;
     let facts = facts(tensor, false)?;
@@ -89,8 +89,8 @@ pub fn mark(object: &Bound<'_, PyAny>, samples: usize, marks: &mut Vec<u8>) -> P
             rest /= size;
         }
         for byte in 0..facts.itemsize {
-            // SAFETY: the element lies where the array's library says that it does, in memory of
-            // the host that the capsule keeps. Whoever writes there now only changes the sample.
+            // SAFETY: the array's library vouches for the address, in host memory that the capsule keeps. A write at
+            // this moment only changes the sample.
             marks.push(unsafe { at.wrapping_add(byte).read_volatile() });
         }
     }
@@ -112,15 +112,15 @@ fn tensor<'a>(capsule: &'a Bound<'_, PyCapsule>) -> PyResult<(&'a Tensor, bool)>
         let managed = capsule
             .pointer_checked(Some(VERSIONED))?
             .cast::<ManagedVersioned>();
-        // SAFETY: by its name the capsule points to this struct. The version comes first in every
-        // version, and only it is read before it is known.
+        // SAFETY: by its name the capsule points to this struct. Every version of it begins with the version number,
+        // and nothing else is read before that is known.
         let (major, minor) = unsafe { ((*managed.as_ptr()).major, (*managed.as_ptr()).minor) };
         if major != 1 {
             return Err(rejected(format!(
                 "DLPack: expected version 1, found {major}.{minor}"
             )));
         }
-        // SAFETY: as above, and the version is this struct's. The capsule outlives the reference.
+        // SAFETY: as above, and the version number is this struct's. The capsule outlives the reference.
         let managed = unsafe { managed.as_ref() };
         if managed.flags & IS_COPIED != 0 {
             return Err(rejected(
@@ -179,7 +179,7 @@ fn facts(tensor: &Tensor, read_only: bool) -> PyResult<Facts> {
         if ndim == 0 || pointer.is_null() {
             return &[][..];
         }
-        // SAFETY: shape and strides point to a number a dimension, by the format.
+        // SAFETY: by the format, shape and strides point to one number per dimension.
         unsafe { std::slice::from_raw_parts(pointer, ndim) }
     };
     let shape = numbers(tensor.shape)

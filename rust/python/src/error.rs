@@ -1,4 +1,4 @@
-//! The one error table: a variant of a crate's error, a Python exception.
+//! The table of errors: which Python exception stands for which error of a crate.
 
 use hybrid_pages::error::Error;
 use hybrid_pages_cuda::CudaError;
@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 
-/// Of a driver's function that failed: its name, the result's number and name.
+/// Attributes of the exception for a failed driver function: its name, and the result's number and name.
 const DETAILS: [&str; 3] = ["call", "code", "name"];
 
 struct Table {
@@ -134,7 +134,7 @@ impl Table {
     }
 }
 
-/// A Python exception, as the error of code that knows only the core's errors and those of a trait.
+/// A Python exception: one that was raised, or one that stands for an error of the core.
 pub struct Raised(pub PyErr);
 
 impl From<Error> for Raised {
@@ -155,7 +155,7 @@ impl From<Raised> for PyErr {
     }
 }
 
-/// The exception for a core error, its message unchanged.
+/// The exception for an error of the core, with the same message.
 #[cold]
 pub fn to_py(error: Error) -> PyErr {
     Python::attach(|py| {

@@ -1,23 +1,23 @@
-//! Facts that other libraries tell about their arrays.
+//! Descriptions of arrays by other libraries, and checks of them.
 
 use hybrid_pages::error::Error;
 use pyo3::{PyErr, PyResult};
 
 use crate::error::to_py;
 
-/// More than any library allows.
+/// The most dimensions of an array: more than any library allows.
 const MAX_DIMS: usize = 64;
 
 /// An array as another library describes it.
 pub struct Facts {
     pub address: usize,
     pub shape: Vec<usize>,
-    /// In bytes; none for C order.
+    /// Strides in bytes; `None` for C order.
     pub strides: Option<Vec<isize>>,
     pub itemsize: usize,
     pub device_type: &'static str,
     pub device_id: Option<i32>,
-    /// The stream that the array's contents wait for.
+    /// The CUDA stream whose work makes the array's contents.
     pub stream: Option<usize>,
     pub read_only: bool,
 }
@@ -78,7 +78,7 @@ impl Facts {
     }
 }
 
-/// An error about the array.
+/// The error for an array that can't be used.
 pub fn rejected(what: String) -> PyErr {
     to_py(Error::InvalidArgument(format!("array: {what}")))
 }

@@ -13,7 +13,7 @@ use crate::error::{lab_to_py, to_py};
 use crate::number::Whole;
 use crate::replay::{PyLink, PyTrace, beside, checkpoint_size};
 
-/// Requests to a store and bytes.
+/// Counts of requests to a remote store, and of bytes.
 #[pyclass(frozen, get_all, name = "StoreLoad", module = "hybrid_pages._core")]
 #[derive(Clone)]
 pub struct PyLoad {
@@ -43,7 +43,7 @@ impl PyLoad {
     }
 }
 
-/// What a fleet did in the second half of the time.
+/// The results of a fleet, counted over the second half of the time.
 #[pyclass(frozen, get_all, name = "FleetRow", module = "hybrid_pages._core")]
 pub struct PyFleetRow {
     engines: usize,

@@ -1,4 +1,4 @@
-//! Geometry and its parts: frozen, compared by value.
+//! A geometry and its parts as Python objects: frozen, and compared by value.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use pyo3::types::{PyBytes, PyDict, PyMapping, PyString, PyTuple};
 use crate::error::to_py;
 use crate::number::{Whole, plain, whole};
 
-/// The classes of a geometry, as a cache with slots of this size is told of them.
+/// The classes of a geometry, as a cache with slots of this size needs them.
 pub fn class_configs(geometry: &Geometry, slot_bytes: usize) -> Result<Vec<ClassConfig>, Error> {
     let class = |class: &PageClass| {
         Ok(ClassConfig {
@@ -189,7 +189,7 @@ impl PyGroup {
     }
 }
 
-/// Groups whose bytes at one block form one entry: whole or absent, for all ranks.
+/// Groups whose bytes at one block form one entry. For all ranks together, it is whole or absent.
 #[pyclass(frozen, eq, name = "PageClass", module = "hybrid_pages._core")]
 #[derive(PartialEq, Eq)]
 pub struct PyPageClass {
@@ -245,7 +245,7 @@ impl PyPageClass {
     }
 }
 
-/// The make-up of pages and checkpoints. Equal when fingerprints are.
+/// The structure of pages and checkpoints. Two geometries are equal if their fingerprints are.
 #[pyclass(frozen, name = "Geometry", module = "hybrid_pages._core")]
 pub struct PyGeometry {
     pub inner: Arc<Geometry>,

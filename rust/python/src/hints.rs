@@ -1,4 +1,4 @@
-//! What an application says of a request.
+//! Hints of an application about a request.
 
 use hybrid_pages::error::Error;
 use hybrid_pages::policy::Hints;
@@ -7,7 +7,7 @@ use pyo3::types::PyBytes;
 
 use crate::error::to_py;
 
-/// What an application says of a request.
+/// Hints of an application about a request: they change which entries are made and stay, never an answer.
 #[pyclass(frozen, name = "Hints", module = "hybrid_pages._core")]
 pub struct PyHints {
     pub inner: Hints,
@@ -66,7 +66,7 @@ impl PyHints {
     }
 }
 
-/// Hints as an argument that may be left out.
+/// The hints of an argument that may be left out.
 pub fn given(hints: Option<&Bound<'_, PyHints>>) -> Hints {
     hints.map_or(Hints::NONE, |hints| hints.get().inner)
 }

@@ -1,4 +1,4 @@
-//! The host engine.
+//! The copy engine for host memory, as a Python object.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::layer::PyLayerMap;
 use crate::number::{Whole, whole};
 use crate::store_entries::ToStore;
 
-/// Copies between host memory and an arena by threads of its own.
+/// Copies entries between host memory and an arena, by threads of its own.
 #[pyclass(frozen, extends = PyEngine, name = "HostEngine", module = "hybrid_pages._core")]
 pub struct PyHostEngine;
 
@@ -58,7 +58,7 @@ impl PyHostEngine {
     }
 }
 
-/// The checksum of an entry.
+/// The checksum of an entry's bytes.
 #[pyfunction]
 fn checksum(data: &Bound<'_, PyBytes>) -> u64 {
     transfer::checksum(data.as_bytes())

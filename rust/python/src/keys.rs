@@ -1,4 +1,4 @@
-//! The keys of a prefix: as a sequence of hashes, or as what was read of one before.
+//! The keys of a prefix: a sequence of hashes, or keys that were read from one before.
 
 use std::ops::Deref;
 use std::sync::{Mutex, MutexGuard};
@@ -14,7 +14,7 @@ use pyo3::types::{PyBytes, PyList, PySequence, PyString};
 use crate::error::to_py;
 use crate::number::Whole;
 
-/// The keys of a prefix that grows, a key a block; each is read once.
+/// The keys of a prefix that grows, one per block. Each key is read once.
 #[pyclass(frozen, name = "PrefixKeys", module = "hybrid_pages._core")]
 pub struct PyPrefixKeys {
     stride: usize,
@@ -26,7 +26,7 @@ impl PyPrefixKeys {
         lock(&self.keys)
     }
 
-    /// Those of leading blocks, `limit` at most. No Python code may run while they last.
+    /// The keys of at most `limit` leading blocks. No Python code may run while they are borrowed.
     pub fn leading(&self, limit: usize) -> BlockKeys<'_> {
         let keys = self.lock();
         let limit = limit.min(keys.len());
@@ -66,7 +66,7 @@ impl PyPrefixKeys {
         let mut keys = self.lock();
         let blocks = hashes.len() / self.stride;
         let hash = |block: usize| key(&hashes.get_item((block + 1) * self.stride - 1)?);
-        // A chained hash covers those before it, so one that is equal vouches for them.
+        // A chained hash covers all hashes before it: if it is equal, they are.
         let known = match keys.last() {
             Some(last) if keys.len() <= blocks && hash(keys.len() - 1)? == *last => keys.len(),
             _ => 0,
@@ -92,7 +92,7 @@ fn key(hash: &Bound<'_, PyAny>) -> PyResult<PrefixKey> {
     PrefixKey::new(hash.cast::<PyBytes>()?.as_bytes()).map_err(to_py)
 }
 
-/// The keys of leading blocks: those that were read before stay where they are.
+/// The keys of leading blocks: borrowed if they were read before, else owned.
 pub enum BlockKeys<'a> {
     Read(MutexGuard<'a, Vec<PrefixKey>>, usize),
     Own(Vec<PrefixKey>),
@@ -109,7 +109,7 @@ impl Deref for BlockKeys<'_> {
     }
 }
 
-/// The key of each block up to `limit`. No Python code may run while they last.
+/// The key of each block up to `limit`. No Python code may run while they are borrowed.
 pub fn block_keys<'a>(
     keys: &'a Bound<'_, PyAny>,
     stride: Whole,

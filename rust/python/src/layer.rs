@@ -1,4 +1,4 @@
-//! Where an engine's blocks lie.
+//! The place of a layer's blocks in an engine's memory.
 
 use hybrid_pages::transfer::{ByteRun, LayerMap, Region};
 use pyo3::prelude::*;
@@ -8,7 +8,7 @@ use crate::error::to_py;
 use crate::number::Whole;
 use crate::tuple::sized;
 
-/// Where one layer's blocks lie in the engine's memory [address, address + nbytes).
+/// The place of one layer's blocks in the engine's memory, `address` to `address + nbytes`.
 #[pyclass(frozen, name = "LayerMap", module = "hybrid_pages._core")]
 pub struct PyLayerMap {
     pub inner: LayerMap,
@@ -27,8 +27,8 @@ impl PyLayerMap {
         runs: Vec<Bound<'_, PyTuple>>,
     ) -> PyResult<Self> {
         let address = std::ptr::with_exposed_provenance_mut(address.0);
-        // SAFETY: what the stub demands of the caller: the memory is the engine's, `owners` keeps
-        // it alive, and nobody else touches a block while a transfer uses it.
+        // SAFETY: the stub demands this of the caller: the memory is the engine's, `owners` keeps it alive, and
+        // nobody else touches a block while a transfer uses it.
         let region = unsafe { Region::new(address, nbytes.0) }.map_err(to_py)?;
         let run = |run: &Bound<'_, PyTuple>| {
             let (offset, length): (Whole, Whole) = sized("run", run, 2)?.extract()?;

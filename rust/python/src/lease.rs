@@ -1,4 +1,4 @@
-//! Leases.
+//! Read and write leases, as Python objects.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -49,10 +49,10 @@ fn entry_list(entries: &[LeaseEntry]) -> Vec<PyLeaseEntry> {
     entries.iter().map(entry).collect()
 }
 
-/// Class, slots, engine blocks, checksums.
+/// An entry to load: class, slots, engine blocks, checksums.
 type LoadEntry = (usize, Vec<u32>, Vec<Option<u32>>, Vec<u64>);
 
-/// Keeps what a load reads where it is, until released, left as a context or dropped.
+/// Keeps the entries of a load in the host until it is released, dropped, or left as a context manager.
 #[pyclass(frozen, name = "ReadLease", module = "hybrid_pages._core")]
 pub struct PyReadLease {
     inner: Mutex<ReadLease>,
@@ -93,7 +93,7 @@ impl PyReadLease {
         tables: &Bound<'_, PyAny>,
         resumes: Whole,
     ) -> PyResult<Vec<LoadEntry>> {
-        // Reading the tables may run Python code, which may want the lease.
+        // Reading the tables may run Python code, which may use this lease.
         let (blocks, held) = {
             let lease = self.lock();
             (lease.first()..lease.blocks(), lease.entries().to_vec())
@@ -133,11 +133,11 @@ impl PyReadLease {
     }
 }
 
-/// Room for entries that nobody sees until they are committed.
+/// Slots for new entries, which nobody sees until they are committed.
 #[pyclass(frozen, name = "WriteLease", module = "hybrid_pages._core")]
 pub struct PyWriteLease {
     inner: Mutex<WriteLease>,
-    /// Wanted entries, besides those that the lease counts, that were there already.
+    /// Wanted entries that were there already, besides those that the lease counts.
     resident: usize,
 }
 

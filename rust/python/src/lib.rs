@@ -1,4 +1,4 @@
-//! `hybrid_pages._core`: the Rust crates for Python. Conversion, the error table, and where the GIL is released.
+//! `hybrid_pages._core`, the Rust crates for Python: it converts values and errors, and releases the GIL.
 
 mod arena;
 mod arrays;

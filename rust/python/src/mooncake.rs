@@ -1,4 +1,4 @@
-//! A Mooncake Store below a cache.
+//! A Mooncake Store below a cache, as a Python object.
 
 use std::ffi::OsString;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Integers from Python: a wrong type is a `TypeError`, a number out of range a typed error.
+//! Integers from Python: a wrong type raises a `TypeError`, a number out of range a typed error.
 
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::{NamespaceId, SlotId};
@@ -31,17 +31,17 @@ impl<'py> FromPyObject<'_, 'py> for Whole {
     }
 }
 
-/// For `from_py_with`: an argument whose default value shows in its signature.
+/// Converts an argument with `from_py_with`, so that its signature shows a plain default value.
 pub fn whole(object: &Bound<'_, PyAny>) -> PyResult<usize> {
     object.extract::<Whole>().map(|Whole(number)| number)
 }
 
-/// The numbers themselves.
+/// Unwraps each number.
 pub fn plain(numbers: Vec<Whole>) -> Vec<usize> {
     numbers.into_iter().map(|Whole(number)| number).collect()
 }
 
-/// The slot of that number; whether it exists is the arena's to say.
+/// The slot with this number. Whether it exists is for the arena to check.
 pub fn slot(Whole(number): Whole) -> PyResult<SlotId> {
     u32::try_from(number).map(SlotId).map_err(|_| {
         let most = u32::MAX;
@@ -51,7 +51,7 @@ pub fn slot(Whole(number): Whole) -> PyResult<SlotId> {
     })
 }
 
-/// The namespace of that number; whether the cache has it is the cache's to say.
+/// The namespace with this number. Whether it exists is for the cache to check.
 pub fn namespace_id(Whole(number): Whole) -> PyResult<NamespaceId> {
     u32::try_from(number).map(NamespaceId).map_err(|_| {
         to_py(Error::InvalidArgument(format!(

@@ -1,4 +1,4 @@
-//! Reads what the ranks report of one store.
+//! Reads the ranks' reports about one store.
 
 use hybrid_pages::error::Error;
 use hybrid_pages_vllm::stores::Reported;
@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use crate::error::{Raised, to_py};
 use crate::number::whole;
 
-/// Reads the outcomes of a store, and the first thing about them that makes no sense.
+/// Reads the outcomes of a store. Also returns the first error found in them.
 pub fn read(outcomes: &Bound<'_, PyAny>, ranks: usize) -> (Reported<Py<PyAny>>, Option<Raised>) {
     let (mut reported, mut trouble) = (Vec::with_capacity(ranks), None);
     let nobody = || outcomes.clone().unbind();

@@ -1,4 +1,4 @@
-//! A store that machines share, below a cache.
+//! A store that machines share, below a cache, as a Python object.
 
 use std::time::Duration;
 

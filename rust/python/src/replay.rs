@@ -1,4 +1,4 @@
-//! The lab: traces, and their replays on threads of Rust while Python handles its signals.
+//! The lab: traces, and their replays on Rust's threads while Python handles signals.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use pyo3::types::PyTuple;
 use crate::error::{lab_to_py, to_py};
 use crate::number::Whole;
 
-/// How long a signal may wait to be handled.
+/// Longest time that a signal waits until it is handled.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Requests in order of arrival, each with the hashes of its full blocks.
@@ -103,7 +103,7 @@ fn sessions_by_name(name: &str) -> PyResult<SessionIds> {
     })
 }
 
-/// The way to a remote store: what fetching costs against computing.
+/// The network to a remote store and an engine's speed: the costs of fetching and of computing.
 #[pyclass(frozen, get_all, name = "Link", module = "hybrid_pages._core")]
 pub struct PyLink {
     latency: f64,
@@ -362,10 +362,9 @@ pub fn checkpoint_size(Whole(ratio): Whole) -> PyResult<u32> {
     })
 }
 
-/// Does work on a thread of its own and shows here what it sends, so that signals are handled meanwhile.
+/// Runs `work` on a thread of its own and shows here what it sends, while signals are handled.
 ///
-/// If a signal's handler or the showing raises, nobody receives any more: the work learns of it when
-/// it sends, and is not waited for.
+/// If a signal's handler or `show` raises, this returns without waiting for the thread, whose next send fails.
 pub fn beside<S: Send + 'static, T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce(&(dyn Fn(S) -> ControlFlow<()> + Sync)) -> Result<T> + Send + 'static,

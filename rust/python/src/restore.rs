@@ -1,4 +1,4 @@
-//! Restores.
+//! Restores, as Python objects.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 
 use crate::lease::PyReadLease;
 
-/// Brings a hit to the host wave by wave, until ended, left as a context or dropped.
+/// Brings a hit to the host wave by wave, until it is ended, dropped, or left as a context manager.
 #[pyclass(frozen, name = "Restore", module = "hybrid_pages._core")]
 pub struct PyRestore {
     inner: Mutex<Restore>,

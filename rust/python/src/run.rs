@@ -1,4 +1,4 @@
-//! Runs of requests, and the rules that they follow, as Python objects.
+//! Runs of requests and the rules that runs follow, as Python objects.
 
 use hybrid_pages::error::Error;
 use hybrid_pages_vllm::engine::TrackedRun;
@@ -10,7 +10,7 @@ use crate::hints::PyHints;
 use crate::keys::PyPrefixKeys;
 use crate::number::{Whole, namespace_id, whole};
 
-/// What the steps of one request fill, and which states they leave behind.
+/// Follows the run of one request: which blocks its steps fill, and which states they leave.
 #[pyclass(name = "Run", module = "hybrid_pages._core")]
 pub struct PyRun {
     pub inner: TrackedRun,
@@ -126,13 +126,13 @@ impl PyRun {
     }
 }
 
-/// How an engine cuts prompts, and which states are wanted.
+/// How an engine cuts prompts into blocks, and which states are wanted.
 #[pyclass(frozen, name = "RunRules", module = "hybrid_pages._core")]
 pub struct PyRules {
     pub inner: RunRules,
-    /// Hashes of a block.
+    /// Number of hashes per block.
     pub stride: usize,
-    /// How many keys a request has, if that is not for its hashes to say.
+    /// A function that says how many keys a request has, if its hashes don't.
     pub known: Option<Py<PyAny>>,
     pub carries: Py<PyAny>,
     pub processed: Py<PyAny>,

@@ -1,4 +1,4 @@
-//! One request of vLLM in one step.
+//! One request of vLLM in one step of the engine.
 
 use std::cell::OnceCell;
 
@@ -16,7 +16,7 @@ use crate::number::{Whole, whole};
 use crate::run::PyRun;
 use crate::vllm_engine::VllmEngine;
 
-/// A request of vLLM, asked about once a step.
+/// A request of vLLM during one step.
 pub struct VllmRequest<'a, 'py> {
     engine: &'a VllmEngine<'a, 'py>,
     /// The connector's object of the request: its attribute `run` is a [`PyRun`].
@@ -24,7 +24,7 @@ pub struct VllmRequest<'a, 'py> {
     run: Bound<'py, PyRun>,
     request: Bound<'py, PyAny>,
     keys: Bound<'py, PyPrefixKeys>,
-    /// Called before a step that does not just go on.
+    /// Called before a step that does not simply continue the last one.
     begins: Option<&'a Bound<'py, PyAny>>,
     tables: OnceCell<PyTables<'py>>,
     hashes: OnceCell<Bound<'py, PyList>>,
@@ -50,7 +50,7 @@ impl<'a, 'py> VllmRequest<'a, 'py> {
         })
     }
 
-    /// Calls `begins` before a step that does not just go on.
+    /// Calls `begins` before a step that does not simply continue the last one.
     pub fn beginning(self, begins: &'a Bound<'py, PyAny>) -> Self {
         Self {
             begins: Some(begins),
@@ -58,7 +58,7 @@ impl<'a, 'py> VllmRequest<'a, 'py> {
         }
     }
 
-    /// Reads these block tables: the engine itself names those of a request that has ended.
+    /// Uses these block tables, which the engine passes for a request that has ended.
     pub fn with_tables(self, tables: PyTables<'py>) -> Self {
         let tables = OnceCell::from(tables);
         Self { tables, ..self }
@@ -125,7 +125,7 @@ impl RequestView for VllmRequest<'_, '_> {
     fn processed(&self) -> Result<usize, Raised> {
         let processed = self.engine.rules.processed.bind(self.py());
         let found = processed.call1((&self.request,))?;
-        // Requests that begin anew may have more of them under way than computed.
+        // A request that begins anew may have more tokens under way than computed.
         Ok(found.extract::<isize>()?.max(0) as usize)
     }
 
@@ -145,7 +145,7 @@ impl RequestView for VllmRequest<'_, '_> {
     }
 }
 
-/// The run of a Python object, which nobody else has meanwhile.
+/// The run of a Python object, borrowed exclusively.
 pub struct Borrowed<'py>(PyRefMut<'py, PyRun>);
 
 impl Deref for Borrowed<'_> {
@@ -215,13 +215,13 @@ impl<'a, 'py> StepRequest for VllmRequest<'a, 'py> {
     }
 }
 
-/// The run of a connector's object of a request.
+/// The run in the connector's object for a request.
 pub fn run_of<'py>(tracked: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyRun>> {
     let run = tracked.getattr(intern!(tracked.py(), "run"))?;
     Ok(run.cast_into::<PyRun>()?)
 }
 
-/// The states that the engine hands over: each as its group, its block, and how many tokens it includes.
+/// Reads the states that the engine hands over. Each has a group, a block, and the number of tokens that it includes.
 pub fn handed_over(given: &Bound<'_, PyAny>) -> PyResult<Vec<HandOver>> {
     let mut states = Vec::new();
     for item in given.try_iter()? {

@@ -1,4 +1,4 @@
-//! What a store copies, as a Python object.
+//! The entries of a store, as a Python object.
 
 use hybrid_pages::ids::SlotId;
 use hybrid_pages::transfer::EntryCopy;
@@ -10,10 +10,10 @@ use crate::block_tables::engine_block;
 use crate::copy_engine::to_store;
 use crate::number::{Whole, slot};
 
-/// Class, slots, engine blocks.
+/// An entry to store: class, slots, engine blocks.
 type GivenEntry = (Whole, Vec<Whole>, Vec<Whole>);
 
-/// The entries of a store, which become Python objects only where somebody looks.
+/// The entries of a store. They become Python objects only when they are looked at.
 #[pyclass(frozen, eq, name = "StoreEntries", module = "hybrid_pages._core")]
 #[derive(PartialEq, Eq)]
 pub struct PyStoreEntries {
@@ -65,7 +65,7 @@ impl PyStoreEntries {
     }
 }
 
-/// The entries that a caller of `store` gives: packed, or as tuples.
+/// The argument of `store`: `StoreEntries`, or a sequence of tuples.
 pub struct ToStore(pub Vec<EntryCopy>);
 
 impl<'py> FromPyObject<'_, 'py> for ToStore {

@@ -1,4 +1,4 @@
-//! Stores of what vLLM's steps complete, as a Python object: a call a step, and a call a report.
+//! Stores of the entries that vLLM's steps complete, as a Python object: one call per step, and one per report.
 
 use hybrid_pages_vllm::entries::StoreEntries;
 use hybrid_pages_vllm::stores::Stores;
@@ -17,24 +17,24 @@ use crate::step_request::{VllmRequest, handed_over, run_of};
 use crate::store_entries::PyStoreEntries;
 use crate::vllm_engine::{PyHandles, VllmEngine};
 
-/// The number of a store, and what it copies.
+/// A store job: its number, and the entries that it copies.
 type PyJob = (usize, Py<PyStoreEntries>);
 
 /// A step of vLLM.
 struct VllmStep<'a, 'py> {
-    /// The requests that are followed, by name.
+    /// The connector's objects of requests, by name.
     requests: &'a Bound<'py, PyDict>,
-    /// Tokens of the requests that run in the step.
+    /// Number of new tokens of each request that runs in the step.
     scheduled: &'a Bound<'py, PyDict>,
-    /// Has the states that the engine hands over, by request, and the requests that have blocks.
+    /// vLLM's object with the states that it hands over, by request, and the requests that have blocks.
     state: &'a Bound<'py, PyAny>,
-    /// Called before a step of a request that doesn't just go on.
+    /// Called before a step of a request that does not simply continue the last one.
     begins: &'a Bound<'py, PyAny>,
-    /// Called with each request of which something is stored.
+    /// Called with each request of which entries are stored.
     planned: Option<&'a Bound<'py, PyAny>>,
 }
 
-/// Plans stores and publishes what every rank has copied.
+/// Plans stores, and publishes the entries that every rank has copied.
 #[pyclass(frozen, name = "Stores", module = "hybrid_pages._core")]
 pub struct PyStores {
     inner: Stores<PyHandles>,
@@ -72,7 +72,7 @@ impl PyStores {
         self.inner.contains(job.0)
     }
 
-    /// What a step completes of each request, by job.
+    /// Plans stores of the entries that a step completes. Returns them by job number.
     #[pyo3(
         signature = (engine, requests, scheduled, state, *, begins, planned = None),
         text_signature = "($self, engine, requests, scheduled, state, *, begins, planned=None)"
@@ -97,7 +97,7 @@ impl PyStores {
         Ok(jobs.unwrap_or_else(|| PyDict::new(engine.py())))
     }
 
-    /// What accepted drafts have completed.
+    /// Plans a store of the entries that accepted drafts have completed.
     fn report(
         &self,
         engine: &Bound<'_, PyAny>,
@@ -108,7 +108,7 @@ impl PyStores {
         self.made(&engine, job)
     }
 
-    /// What is left of a request that has ended.
+    /// Plans a store of the remaining entries of a request that has ended.
     fn finish<'py>(
         &self,
         engine: &Bound<'py, PyAny>,
@@ -121,7 +121,7 @@ impl PyStores {
         self.made(&engine, job)
     }
 
-    /// Publishes nothing of the stores under way of which this says so, given their request and blocks.
+    /// Makes stores under way publish nothing if `wrong`, called with their request and blocks, returns true.
     fn void(&self, py: Python<'_>, wrong: &Bound<'_, PyAny>) -> PyResult<()> {
         let under_way = self.inner.map_in_flight(|request, pins| {
             let pins: Vec<_> = pins.iter().map(|pin| pin.clone_ref(py)).collect();
@@ -135,7 +135,7 @@ impl PyStores {
         Ok(())
     }
 
-    /// Gives up stores that no worker was told of.
+    /// Gives up stores that were not sent to any worker.
     fn drop_jobs(&self, engine: &Bound<'_, PyAny>, jobs: Vec<Whole>) -> PyResult<()> {
         let engine = self.engine(engine);
         for Whole(job) in jobs {
@@ -144,7 +144,7 @@ impl PyStores {
         Ok(())
     }
 
-    /// Takes ranks' outcomes, by job, and publishes what all of them have copied.
+    /// Takes outcomes of ranks, by job, and publishes the entries that all ranks have copied.
     fn ended(
         &self,
         engine: &Bound<'_, PyAny>,
@@ -152,11 +152,11 @@ impl PyStores {
         trusted: bool,
     ) -> PyResult<()> {
         let engine = self.engine(engine);
-        // What the engine is told may change them.
+        // Calls of the engine's object may change the dictionary.
         let outcomes: Vec<_> = outcomes.iter().collect();
         let mut all = Ok(());
         for (job, outcomes) in outcomes {
-            // Whoever wants the engine to end costs no other job its outcome.
+            // An exception that ends the engine must not cost other jobs their outcome.
             all = all.and(self.ended_one(&engine, &job, &outcomes, trusted));
         }
         all
@@ -173,7 +173,7 @@ impl PyStores {
         VllmEngine { given, rules }
     }
 
-    /// A planned store as Python objects.
+    /// Converts a planned store to Python objects.
     fn made(
         &self,
         engine: &VllmEngine<'_, '_>,
@@ -191,7 +191,7 @@ impl PyStores {
         }
     }
 
-    /// Takes ranks' outcomes of a job, which ends when all of them have spoken.
+    /// Takes outcomes of ranks for one job, which ends when all ranks have reported.
     fn ended_one<'py>(
         &self,
         engine: &VllmEngine<'_, 'py>,
@@ -208,7 +208,7 @@ impl PyStores {
         Ok(self.inner.reported(engine, number, outcomes, trusted)?)
     }
 
-    /// The stores of a step, by job; none if it has none.
+    /// Plans the stores of a step, by job; `None` if there are none.
     fn plan_step<'py>(
         &self,
         engine: &Bound<'py, PyAny>,
@@ -217,7 +217,7 @@ impl PyStores {
         let mut jobs = None;
         let planned = self.plan_all(&self.engine(engine), step, &mut jobs);
         if let (Err(_), Some(jobs)) = (&planned, &jobs) {
-            // Nobody will hear of them.
+            // The caller gets the error and not the jobs.
             self.drop_jobs(engine, jobs.keys().extract()?)?;
         }
         planned.map(|()| jobs)
@@ -244,8 +244,8 @@ impl PyStores {
             }
         }
         for (name, offers) in offered {
-            // A hand-over may come for a request that has blocks and isn't scheduled in this step. Without a position
-            // it waits, and what is handed over was loaded.
+            // A hand-over may come for a request that has blocks and isn't scheduled in this step. If it has no
+            // position, it waits for a load, and its states were loaded.
             if !step.scheduled.contains(&name)?
                 && step
                     .state
@@ -260,7 +260,7 @@ impl PyStores {
         Ok(())
     }
 
-    /// Adds the store of what a step over so many tokens completes of a request.
+    /// Adds the store of the entries that `new_tokens` more tokens of a request complete.
     fn plan<'py>(
         &self,
         engine: &VllmEngine<'_, 'py>,

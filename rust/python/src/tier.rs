@@ -1,4 +1,4 @@
-//! What the classes of tiers below a cache have in common.
+//! The parts that the Python classes of all tiers below a cache share.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use pyo3::types::{PyBytes, PyDict};
 use crate::error::to_py;
 use crate::geometry::class_configs;
 
-/// A tier until a cache takes it.
+/// A tier that no cache has taken yet.
 pub struct Untaken<T> {
     argument: &'static str,
     slot_bytes: usize,
@@ -24,7 +24,7 @@ pub struct Untaken<T> {
 }
 
 impl<T: Below + 'static> Untaken<T> {
-    /// `argument` is the cache's argument that takes it, for errors.
+    /// Wraps a tier. Errors name `argument`, the argument of the cache that takes it.
     pub const fn new(argument: &'static str, slot_bytes: usize, tier: T) -> Self {
         let tier = Mutex::new(Some(tier));
         Self {
@@ -34,7 +34,7 @@ impl<T: Below + 'static> Untaken<T> {
         }
     }
 
-    /// The tier itself, which one cache may have.
+    /// Hands the tier to a cache. Only one cache may have it.
     pub fn take(&self, slot_bytes: usize) -> PyResult<Box<dyn Below>> {
         let argument = self.argument;
         if slot_bytes != self.slot_bytes {
@@ -53,7 +53,7 @@ impl<T: Below + 'static> Untaken<T> {
     }
 }
 
-/// The policy of that name, for a tier of its own size.
+/// The policy of this name, for a tier with a size of its own.
 pub fn policy_of(name: &str, geometry: &Geometry, slot_bytes: usize) -> PyResult<Box<dyn Policy>> {
     let config = CacheConfig {
         classes: class_configs(geometry, slot_bytes).map_err(to_py)?,
@@ -83,7 +83,7 @@ pub fn connect(
     py.detach(|| connect(&identity)).map_err(to_py)
 }
 
-/// Waits for a tier's copies for at most so many seconds.
+/// Waits at most `seconds` for a tier's copies.
 pub fn settle(
     py: Python<'_>,
     seconds: f64,
@@ -97,7 +97,7 @@ pub fn settle(
     Ok(py.detach(|| settle(limit)))
 }
 
-/// The counts of a tier by name, and failures of each kind as `failed_KIND`.
+/// The counts of a tier by name. Failures of each kind are named `failed_KIND`.
 pub fn counts<'py, C: Counts>(py: Python<'py>, counts: &C) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     for (name, value) in counts.fields() {

@@ -6,7 +6,7 @@ use pyo3::types::PyTuple;
 
 use crate::error::to_py;
 
-/// The tuple itself, if it has as many items as expected.
+/// Checks that a tuple has the expected number of items.
 pub fn sized<'a, 'py>(
     what: &str,
     tuple: &'a Bound<'py, PyTuple>,

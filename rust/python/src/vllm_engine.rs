@@ -1,4 +1,4 @@
-//! vLLM's block pool, and the Python object that hears of what is not stored.
+//! vLLM's block pool, and the Python object that is told of entries that are not stored.
 
 use hybrid_pages::error::Error;
 use hybrid_pages_vllm::engine::{Handles, RankCopy, ServingEngine};
@@ -11,7 +11,7 @@ use crate::error::{Raised, to_py};
 use crate::number::whole;
 use crate::run::PyRules;
 
-/// Python objects that a store in flight holds: the request's name, the pinned blocks, and what ranks report.
+/// Python objects that a store in flight holds: the request's name, the pinned blocks, and the ranks' reports.
 pub struct PyHandles;
 
 impl Handles for PyHandles {
@@ -20,9 +20,9 @@ impl Handles for PyHandles {
     type Outcome = Py<PyAny>;
 }
 
-/// The engine that a call of `Stores` is about.
+/// The engine whose requests a call of `Stores` is about.
 pub struct VllmEngine<'a, 'py> {
-    /// What has the engine's pool and its block tables, and takes notes.
+    /// The Python object that has the engine's pool and block tables, and is told of failures.
     pub given: &'a Bound<'py, PyAny>,
     pub rules: &'a PyRules,
 }
@@ -57,13 +57,13 @@ impl<'py> VllmEngine<'_, 'py> {
         self.given.call_method1(name, given).map(|_| ())
     }
 
-    /// Tells that the store of what a step completes of a request could not be planned.
+    /// Reports that a store of a request's entries could not be planned.
     pub fn not_planned(&self, tracked: &Bound<'py, PyAny>, error: PyErr) -> PyResult<()> {
         let error = caught(self.py(), error)?;
         self.tell(intern!(self.py(), "not_planned"), (tracked, error))
     }
 
-    /// Tells of a report of a job that is not in flight.
+    /// Reports an outcome of a job that is not in flight.
     pub fn not_in_flight(&self, job: &Bound<'py, PyAny>) -> PyResult<()> {
         self.tell(intern!(self.py(), "not_in_flight"), (job,))
     }
@@ -130,7 +130,7 @@ fn copied(outcome: &Bound<'_, PyAny>) -> PyResult<RankCopy> {
     })
 }
 
-/// An error that costs one job alone; any other means that somebody wants the engine to end.
+/// The error, if it fails one job alone. `Err` for exceptions that shall end the engine.
 fn caught(py: Python<'_>, error: PyErr) -> PyResult<PyErr> {
     if error.is_instance_of::<PyException>(py) {
         Ok(error)
@@ -139,10 +139,10 @@ fn caught(py: Python<'_>, error: PyErr) -> PyResult<PyErr> {
     }
 }
 
-/// Holds each of these blocks of a pool once more.
+/// Adds a hold on each of these blocks of a pool.
 ///
-/// A block counts its holds as `ref_cnt`, as vLLM's `KVCacheBlock` does. Only where nobody holds one is the engine
-/// asked, which keeps such blocks in an order of its own. If it fails, the others are let go of again.
+/// A block counts its holds in `ref_cnt`, as vLLM's `KVCacheBlock` does. A block without holds is in the engine's
+/// list of free blocks, so the engine is called to take it. On failure, the holds added so far are removed.
 fn pin<'py>(
     rules: &PyRules,
     pool: &Bound<'py, PyAny>,
@@ -168,7 +168,7 @@ fn pin<'py>(
     pinned
 }
 
-/// Lets go of these blocks of a pool.
+/// Removes a hold on each of these blocks of a pool.
 fn unpin(rules: &PyRules, pool: &Bound<'_, PyAny>, blocks: &[Py<PyAny>]) -> PyResult<()> {
     let (py, mut last) = (pool.py(), Vec::new());
     for block in blocks {
