@@ -12,7 +12,7 @@ pub enum CudaError {
     /// There is no driver, no such device, or no function of that name in the driver.
     #[error("CUDA is not available: {0}")]
     Unavailable(String),
-    /// A driver function failed, or reported an earlier failure.
+    /// A function of the driver failed, or reported an earlier failure.
     #[error("{call} failed: {name} ({code}): {text}")]
     Driver {
         /// The driver function.
@@ -55,11 +55,11 @@ impl From<CudaError> for Error {
     }
 }
 
-/// Why a library can't be loaded, as the system says.
+/// The system's reason why a library can't be loaded.
 pub(crate) fn told(error: &libloading::Error) -> String {
     let system = error.source().map(ToString::to_string);
     system.unwrap_or_else(|| error.to_string())
 }
 
-/// Result with this crate's error.
+/// A result whose error is [`CudaError`].
 pub type Result<T> = std::result::Result<T, CudaError>;

@@ -1,7 +1,7 @@
-//! The CUDA engine: pages and checkpoints between device memory and an arena.
+//! The CUDA engine: copies pages and checkpoints between device memory and an arena.
 //!
-//! It links against nothing of CUDA. The driver is looked up when an engine is made, so that a
-//! machine without one gets a reason, not a failure to load.
+//! The crate links against no CUDA library. The driver is looked up when an engine is made, so a machine without one
+//! gets an error with the reason, and the library still loads.
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 

@@ -1,7 +1,7 @@
-//! The payload of a batch: the bytes of its entries one after another, and where they lie in memory.
+//! The payload of a batch: the bytes of its entries one after another, and their places in memory.
 //!
-//! Entries begin on tiles. On the engine's side, neighbouring runs at equal distances are one piece, so
-//! that a page of many layers is often one or a few pieces.
+//! Each entry begins at a tile. On the engine's side, neighbouring runs at equal distances form one piece, so a page
+//! of many layers is often one piece or a few.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use crate::pinning::Cuts;
 
 const TILE: u64 = TILE_BYTES as u64;
 
-/// Bytes that are adjacent on both sides, and are copied in one go. The arena's address is the host's.
+/// Bytes that are adjacent on both sides, and are copied at once. The arena's address is the host's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CopyRange {
     pub(crate) engine: u64,
@@ -23,7 +23,7 @@ pub(crate) struct CopyRange {
 /// Runs of bytes at equal distances in one of an entry's blocks, as they lie in the engine's block 0.
 #[derive(Debug, Clone, Copy)]
 struct Pattern {
-    /// Which of an entry's block ids applies.
+    /// The index of the block among an entry's block ids.
     block: usize,
     block_stride: usize,
     /// `position` is relative to the payload's start.
@@ -55,20 +55,20 @@ impl Patterns {
 pub(crate) struct Payload {
     /// Pieces in the engine's memory.
     pub(crate) strided: Vec<Strided>,
-    /// Pieces in slots. Addresses are the host's.
+    /// Pieces in slots, with the host's addresses.
     pub(crate) packed: Vec<Packed>,
     pub(crate) entries: Vec<PlacedEntry>,
     pub(crate) tiles: u64,
-    /// Bytes that move.
+    /// How many bytes move.
     pub(crate) bytes: u64,
 }
 
-/// Where an entry lies in a payload, in bytes.
+/// The place of an entry in a payload, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlacedEntry {
     pub(crate) start: u64,
     pub(crate) bytes: u64,
-    /// Bytes that move: the engine may have no block for the others.
+    /// How many bytes move. For the others, the engine may have no block.
     pub(crate) moved: u64,
 }
 
@@ -130,7 +130,7 @@ impl Payload {
         }
     }
 
-    /// Pieces of adjacent bytes on the side that has more of them: at least so many copies are needed.
+    /// Number of pieces of adjacent bytes on the side that has more of them: the least number of copies.
     pub(crate) fn pieces(&self) -> u64 {
         let runs: u64 = self.strided.iter().map(Strided::runs).sum();
         runs.max(self.packed.len() as u64)
@@ -143,8 +143,8 @@ impl Payload {
         first..first + bytes.div_ceil(TILE) as usize
     }
 
-    /// The copies that move the payload: one for what is adjacent on both sides, but none of memory that
-    /// was registered in two pieces.
+    /// The copies that move the payload: one for each range that is adjacent on both sides and was registered in one
+    /// piece.
     pub(crate) fn copies(&self, cuts: Cuts) -> Vec<CopyRange> {
         let mut copies: Vec<CopyRange> = Vec::new();
         let mut packed = self.packed.iter().copied().peekable();
@@ -234,7 +234,7 @@ impl Pattern {
         })
     }
 
-    /// Whether another run differs only in where it lies.
+    /// Whether another run differs only in its place.
     fn repeats(&self, other: &Self) -> bool {
         let (a, b) = (&self.piece, &other.piece);
         (self.block, self.block_stride, a.run) == (other.block, other.block_stride, b.run)

@@ -1,4 +1,4 @@
-//! A device and its primary context, the one that frameworks use.
+//! A device and its primary context, which frameworks use, too.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
@@ -14,7 +14,7 @@ const CAPABILITY_MAJOR: c_int = 75;
 const CAPABILITY_MINOR: c_int = 76;
 const CAPTURE_RELAXED: c_int = 2;
 
-/// What the driver says about a device.
+/// A device's properties, as the driver reports them.
 #[derive(Debug, Clone)]
 pub struct Description {
     /// The device's number in the order of `CUDA_VISIBLE_DEVICES`.
@@ -38,7 +38,7 @@ impl Description {
         let id = find(driver, ordinal)?;
         let mut name = [0 as c_char; 256];
         let mut uuid = [0_u8; 16];
-        // SAFETY: places for what the functions return; the name ends with a zero.
+        // SAFETY: the pointers are to places for the results; the name ends with a zero.
         let name = unsafe {
             driver.device_name(name.as_mut_ptr(), 256, id)?;
             driver.device_uuid(&raw mut uuid, id)?;
@@ -103,7 +103,7 @@ impl Device {
     /// Opens the device with this number.
     ///
     /// # Errors
-    /// As for [`Description::of`].
+    /// Those that [`Description::of`] returns.
     pub fn open(driver: &Arc<Driver>, ordinal: usize) -> Result<Arc<Self>> {
         let description = Description::of(driver, ordinal)?;
         let id = find(driver, ordinal)?;
@@ -118,7 +118,7 @@ impl Device {
         }))
     }
 
-    /// What the driver says about the device.
+    /// The device's properties.
     #[must_use]
     pub fn description(&self) -> &Description {
         &self.description
@@ -137,7 +137,7 @@ impl Device {
     /// [`CudaError::Driver`].
     pub fn enter(&self) -> Result<Entered<'_>> {
         let mut mode = CAPTURE_RELAXED;
-        // SAFETY: the context is held; `mode` receives the thread's own.
+        // SAFETY: the context is held; `mode` receives the thread's former mode.
         unsafe {
             self.driver.context_push(self.context)?;
             if let Err(error) = self.driver.exchange_capture_mode(&raw mut mode) {
@@ -152,7 +152,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: retained once. There is nobody to tell of a failure, and nothing left to use.
+        // SAFETY: the context was retained once. A failure leaves nothing to be done.
         let _ = unsafe { self.driver.context_release(self.id) };
     }
 }
@@ -172,8 +172,8 @@ pub struct Entered<'a> {
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         let mut context = ptr::null_mut();
-        // SAFETY: undoes what `enter` did on this thread. A failure means that the context is
-        // broken, which the next call says.
+        // SAFETY: undoes what `enter` did on this thread. If it fails, the context is broken, and the next call
+        // reports that.
         unsafe {
             let _ = self.device.driver.exchange_capture_mode(&raw mut self.mode);
             let _ = self.device.driver.context_pop(&raw mut context);

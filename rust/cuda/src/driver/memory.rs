@@ -57,7 +57,7 @@ pub(crate) struct HostMemory {
     mapped: DevicePointer,
 }
 
-// SAFETY: plain memory; its users order what they do with it.
+// SAFETY: plain memory, whose users synchronise their accesses.
 unsafe impl Send for HostMemory {}
 // SAFETY: as above.
 unsafe impl Sync for HostMemory {}
@@ -108,7 +108,7 @@ pub(crate) fn memory_kind(device: &Device, address: DevicePointer) -> Result<Opt
     let _entered = device.enter()?;
     let driver = device.driver();
     let (mut kind, mut ordinal): (u32, c_int) = (0, 0);
-    // SAFETY: places of the attributes' sizes.
+    // SAFETY: the pointers are to places with the sizes of the attributes.
     unsafe {
         match driver.pointer_attribute((&raw mut kind).cast(), ATTRIBUTE_MEMORY_TYPE, address) {
             Ok(()) if kind == MEMORY_TYPE_DEVICE => {}

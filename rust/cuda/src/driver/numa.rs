@@ -11,14 +11,14 @@ use super::table::Driver;
 const PCI_BUS: c_int = 33;
 const PCI_DEVICE: c_int = 34;
 const PCI_DOMAIN: c_int = 50;
-/// From CUDA 12.2 on.
+/// `CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID`, since CUDA 12.2.
 const HOST_NUMA_NODE: c_int = 134;
 
-/// The NUMA node of the host that is nearest to a device, by its number; `None` where neither driver
-/// nor system knows one. Makes no context.
+/// The number of the host's NUMA node that is nearest to a device; `None` if neither driver nor system knows one.
+/// Makes no context.
 ///
 /// # Errors
-/// As for [`Description::of`](super::Description::of).
+/// Those that [`Description::of`](super::Description::of) returns.
 pub fn numa_node(driver: &Driver, ordinal: usize) -> Result<Option<usize>> {
     let id = find(driver, ordinal)?;
     let attribute = |which| {
@@ -42,7 +42,7 @@ pub fn numa_node(driver: &Driver, ordinal: usize) -> Result<Option<usize>> {
     ))
 }
 
-/// The system writes -1 where it does not know.
+/// Reads the node from a file of the system, which contains -1 if the node is unknown.
 fn of_file(path: &Path) -> Option<usize> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }

@@ -23,7 +23,7 @@ pub struct Registration {
     ours: bool,
 }
 
-// SAFETY: it only names memory.
+// SAFETY: a registration only names memory.
 unsafe impl Send for Registration {}
 // SAFETY: as above.
 unsafe impl Sync for Registration {}
@@ -35,7 +35,7 @@ impl Registration {
     /// The range stays mapped until the last registration of it is dropped.
     ///
     /// # Errors
-    /// [`CudaError::Driver`]: too much to pin, or memory that cannot be.
+    /// [`CudaError::Driver`] if the system pins no more, or the memory can't be pinned.
     pub unsafe fn new(device: &Arc<Device>, address: NonNull<u8>, nbytes: usize) -> Result<Self> {
         let _entered = device.enter()?;
         let driver = device.driver();
@@ -46,7 +46,7 @@ impl Registration {
         if let Some(count) = users.get_mut(&range) {
             *count += 1;
         } else {
-            // SAFETY: the caller's.
+            // SAFETY: the caller promises that the range stays mapped.
             match unsafe { driver.host_register(host, nbytes, PORTABLE_MAPPED) } {
                 Ok(()) => {
                     users.insert(range, 1);
@@ -93,7 +93,7 @@ impl Drop for Registration {
         };
         if let (true, Ok(_entered)) = (last, self.device.enter()) {
             let host = self.address.as_ptr().cast::<c_void>();
-            // SAFETY: registered by us, and nobody is left. A failure leaves nothing to be done.
+            // SAFETY: registered by this crate, and nobody uses it any more. A failure leaves nothing to be done.
             let _ = unsafe { self.device.driver().host_unregister(host) };
         }
     }

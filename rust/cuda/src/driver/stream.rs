@@ -12,14 +12,14 @@ use super::table::{DevicePointer, Handle, NOT_READY, STREAM_CAPTURE_IMPLICIT};
 const STREAM_NON_BLOCKING: u32 = 1;
 const EVENT_DISABLE_TIMING: u32 = 2;
 
-/// The priority of a stream's work where the device has too much to do.
+/// The priority of a stream's work when the device is busy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Priority {
     Least,
     Greatest,
 }
 
-/// A stream that waits for no other by itself.
+/// A stream that is not synchronised with the default stream.
 pub(crate) struct Stream {
     device: Arc<Device>,
     handle: Handle,
@@ -64,12 +64,12 @@ impl Stream {
         }
     }
 
-    /// Lets the device write a word where all that the stream was given until now has ended.
+    /// Lets the device write a word when all work given to the stream until now has ended.
     ///
     /// # Safety
-    /// The word is the device's to write until then.
+    /// Until then, only the device writes the word.
     pub(crate) unsafe fn write(&self, address: DevicePointer, value: u64) -> Result<()> {
-        // SAFETY: the stream is live; the word is the caller's promise.
+        // SAFETY: the stream is live; the caller vouches for the word.
         unsafe {
             self.device
                 .driver()
@@ -77,7 +77,7 @@ impl Stream {
         }
     }
 
-    /// Whether its device still works.
+    /// Checks whether the device still works.
     pub(crate) fn check(&self) -> Result<()> {
         // SAFETY: the stream is live.
         match unsafe { self.device.driver().stream_query(self.handle) } {
@@ -86,7 +86,7 @@ impl Stream {
         }
     }
 
-    /// Waits on the host until all that the stream was given has ended.
+    /// Waits on the host until all work given to the stream has ended.
     pub(crate) fn synchronize(&self) -> Result<()> {
         // SAFETY: the stream is live.
         unsafe { self.device.driver().stream_synchronize(self.handle) }
@@ -129,7 +129,7 @@ impl Event {
         })
     }
 
-    /// Records what the stream has been given until now. The context is entered.
+    /// Records the work given to a stream until now. The context must be entered.
     pub(crate) fn record(&self, stream: &Stream) -> Result<()> {
         // SAFETY: both are live and of one context.
         unsafe {
@@ -139,7 +139,7 @@ impl Event {
         }
     }
 
-    /// Records what a stream of the caller has been given until now.
+    /// Records the work given to a stream of the caller until now.
     ///
     /// # Safety
     /// The handle is a live stream of this device, or 0 for its default stream.
@@ -148,18 +148,18 @@ impl Event {
         let _entered = self.device.enter()?;
         let driver = self.device.driver();
         let mut status: c_int = 0;
-        // SAFETY: the caller's.
+        // SAFETY: the caller promises a live stream.
         let asked = unsafe { driver.stream_is_capturing(stream, &raw mut status) };
         let implicit = matches!(&asked, Err(CudaError::Driver { code, .. }) if *code == STREAM_CAPTURE_IMPLICIT);
         if implicit || (asked.is_ok() && status != 0) {
             return Err(CudaError::Capturing);
         }
         asked?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller promises a live stream.
         unsafe { driver.event_record(self.handle, stream) }
     }
 
-    /// Whether all that was recorded has ended.
+    /// Whether all recorded work has ended.
     pub(crate) fn query(&self) -> Result<bool> {
         // SAFETY: the event is live.
         match unsafe { self.device.driver().event_query(self.handle) } {

@@ -1,7 +1,7 @@
 //! The functions of the CUDA driver that this crate uses, looked up in `libcuda.so.1`.
 //!
-//! Signatures: CUDA Driver API reference, 12.0 and later. Every function but those marked
-//! optional exists since CUDA 11.
+//! The signatures are those of the CUDA Driver API reference, 12.0 and later. Functions that are not marked optional
+//! exist since CUDA 11.
 
 use std::collections::HashMap;
 use std::env;
@@ -94,10 +94,10 @@ macro_rules! functions {
         impl Driver {
             $(
                 /// # Safety
-                /// As the driver's function of that name demands.
+                /// The arguments meet the demands of the driver's function with this name.
                 #[allow(clippy::too_many_arguments)]
                 pub(crate) unsafe fn $name(&self, $($argument: $kind),*) -> Result<()> {
-                    // SAFETY: the caller's.
+                    // SAFETY: the caller promises this.
                     self.check($symbol, unsafe { (self.functions.$name)($($argument),*) })
                 }
             )*
@@ -183,7 +183,7 @@ impl Driver {
     }
 
     fn load(name: &OsString) -> Result<Self> {
-        // SAFETY: loading the driver runs its initialisers, which any program may do.
+        // SAFETY: any program may load the driver, which runs its initialisers.
         let library = unsafe { Library::new(name) }.map_err(|error| {
             let why = told(&error);
             CudaError::Unavailable(format!("expected an NVIDIA driver, found none: {why}"))
@@ -213,7 +213,7 @@ impl Driver {
             version: 0,
             pinned: Mutex::default(),
         };
-        // The process keeps the driver: its threads and contexts outlive whoever asked for it.
+        // The library is never unloaded: the driver's threads and contexts live until the process ends.
         std::mem::forget(library);
         let mut version = 0;
         // SAFETY: `version` is a place for an int.
@@ -237,7 +237,7 @@ impl Driver {
         self.copy_batch.is_some()
     }
 
-    /// Registered ranges of host memory, by address and bytes, and how many hold each.
+    /// Registered ranges of host memory, by address and bytes, with the number of holders of each.
     pub(crate) fn pinned(&self) -> MutexGuard<'_, HashMap<(usize, usize), usize>> {
         lock(&self.pinned)
     }
@@ -245,7 +245,7 @@ impl Driver {
     /// Makes many copies in one call, if the driver has a function for it.
     ///
     /// # Safety
-    /// As for `cuMemcpyBatchAsync`: addresses and sizes of live memory, equally many.
+    /// `cuMemcpyBatchAsync` demands addresses and sizes of live memory, in lists of equal length.
     pub(crate) unsafe fn copy_batch(
         &self,
         destinations: &mut [DevicePointer],
@@ -258,7 +258,7 @@ impl Driver {
             CudaError::Unavailable("expected a driver with cuMemcpyBatchAsync".into())
         })?;
         let (mut first, mut failed) = (0, usize::MAX);
-        // SAFETY: the caller's; one set of attributes applies from the first copy on.
+        // SAFETY: the caller promises this; one set of attributes applies to all copies.
         let code = unsafe {
             copy(
                 destinations.as_mut_ptr(),
@@ -275,10 +275,10 @@ impl Driver {
         self.check("cuMemcpyBatchAsync", code)
     }
 
-    /// Lets a stream write a word, after all that it was given before is done and seen.
+    /// Lets a stream write a word, after all work given to it before is done and visible.
     ///
     /// # Safety
-    /// As for `cuStreamWriteValue64`: a live stream, and a word that the device may write.
+    /// `cuStreamWriteValue64` demands a live stream, and a word that the device may write.
     pub(crate) unsafe fn write_value(
         &self,
         stream: Handle,
@@ -288,7 +288,7 @@ impl Driver {
         let write = self.write_value.ok_or_else(|| {
             CudaError::Unavailable("expected a driver with cuStreamWriteValue64".into())
         })?;
-        // SAFETY: the caller's; by default, the write comes after a barrier.
+        // SAFETY: the caller promises this; by default, the write comes after a barrier.
         self.check("cuStreamWriteValue64_v2", unsafe {
             write(stream, address, value, 0)
         })
@@ -317,7 +317,8 @@ impl Driver {
 }
 
 fn find_copy_batch(find: ProcAddress) -> Option<CopyBatch> {
-    /// The first version with the function, whose signature this is; 13.0 changed it.
+    /// The first CUDA version with the function. Version 13.0 changed the signature, but this version's stays
+    /// available.
     const VERSION: c_int = 12080;
     let (mut function, mut status) = (ptr::null_mut(), 0);
     // SAFETY: the name is a C string, the others are places for what the function returns.

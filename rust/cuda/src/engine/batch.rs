@@ -1,4 +1,4 @@
-//! Batches: the entries that a GPU is given together, those of several transfers or a part of one.
+//! Batches of entries that a GPU copies together: those of several transfers, or a part of one.
 
 use std::collections::{HashMap, VecDeque};
 use std::mem::size_of_val;
@@ -13,36 +13,35 @@ use super::buffers::BufferSizes;
 use super::digests::check_entry;
 use super::transfer::RunningTransfer;
 
-/// Most bytes and pieces of a batch: a long one stands in the way of what is begun after it, and
-/// submits get slower as the driver's queues grow.
+/// Most bytes of a batch. A long batch delays those after it, and calls get slower as the driver's queues grow.
 const MOST_BYTES: u64 = 64 << 20;
 const MOST_PIECES: u64 = 1024;
-/// Most pieces of a batch where each copy is a call of the driver.
+/// Most pieces of a batch if each copy is a call of the driver.
 const MOST_CALLS: u64 = 256;
-/// Most transfers of a batch: each may have a point in a stream to wait for.
+/// Most transfers of a batch, each of which may wait for a point in another stream.
 const MOST_TRANSFERS: usize = 32;
 
 /// The transfers that have not ended, by ticket.
 pub(super) type RunningTransfers = HashMap<Ticket, RunningTransfer>;
 
-/// The entries that a batch has of one transfer.
+/// The entries of one transfer in a batch.
 pub(super) struct BatchPart {
     pub(super) ticket: Ticket,
     pub(super) entries: Range<usize>,
 }
 
-/// Entries that a GPU is given together. The payload's entries are those of the parts, in order.
+/// Entries that a GPU copies together. The payload has the entries of all parts, in order.
 #[derive(Default)]
 pub(super) struct CopyBatch {
     pub(super) parts: Vec<BatchPart>,
     pub(super) payload: Payload,
     /// Transfers whose last entries are in this batch.
     pub(super) given: Vec<Ticket>,
-    /// Whether the device computes digests for it.
+    /// Whether the device computes digests for this batch.
     pub(super) digests: bool,
 }
 
-/// Makes batches.
+/// Makes batches from transfers that wait.
 pub(super) struct BatchBuilder<'a> {
     pub(super) transfers: &'a Transfers,
     pub(super) patterns: &'a Patterns,
@@ -66,8 +65,8 @@ impl BatchBuilder<'_> {
         let mut fence = None;
         while let Some(ticket) = queue.front().copied() {
             let transfer = running.get_mut(&ticket).expect("what waits has not ended");
-            // A load does not wait for another one's fence; stores wait for all that is before them.
-            // From pageable memory, each goes alone.
+            // Loads with different fences go apart, so that none waits for the fence of another. Stores wait for all
+            // work before them. Transfers with pageable memory go alone.
             let same = fence.is_some() && fence == transfer.submitted.fence;
             let alike = direction == Direction::Store || same;
             let full = batch.parts.len() == MOST_TRANSFERS;
@@ -84,7 +83,7 @@ impl BatchBuilder<'_> {
         batch
     }
 
-    /// Takes entries of a transfer; whether there was room for all that were left.
+    /// Adds entries of a transfer to a batch. Returns whether there was room for all that were left.
     fn take(
         &self,
         direction: Direction,
@@ -114,14 +113,14 @@ impl BatchBuilder<'_> {
                 && direction == Direction::Load
                 && let Err(why) = check_entry(plan, index, payload, last, None)
             {
-                // Before a byte of it moves.
+                // The entry fails before any of its bytes move.
                 payload.pop();
                 transfer.fail(why);
                 break;
             }
             transfer.next += 1;
         }
-        // What had been taken of a transfer that failed moves for nothing, and does no harm.
+        // Entries of a failed transfer that are in the batch already still move, which does no harm.
         let taken = batch.payload.entries.len()
             - batch
                 .parts

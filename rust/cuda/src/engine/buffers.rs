@@ -1,8 +1,7 @@
-//! Memory that batches use besides the bytes that move, all taken when an engine starts: lists of
-//! pieces on the device, digests of tiles and completion words on the host.
+//! Memory that batches use besides the bytes that move: lists of pieces on the device, digests of tiles and
+//! completion words on the host. It is allocated when an engine starts.
 //!
-//! A *completion word* is 64 bits of host memory, where the device writes a batch's number when the
-//! batch has ended.
+//! A *completion word* is 64 bits of host memory. The device writes a batch's number there when the batch has ended.
 
 use std::mem::size_of_val;
 use std::sync::Arc;
@@ -12,7 +11,7 @@ use crate::driver::{Device, DeviceMemory, DevicePointer, HostMemory, Stream};
 use crate::error::Result;
 use crate::kernels::abi::{Packed, Strided};
 
-/// How many batches of one direction are under way at most: each has buffers of its own.
+/// Most batches of one direction that are under way. Each has buffers of its own.
 pub(super) const MOST_IN_FLIGHT: usize = 4;
 /// Bytes from one completion word to the next: a cache line, so that nothing else is written to it.
 const WORD: usize = 64;
@@ -48,7 +47,7 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    /// Takes the memory. `kernels`: whether kernels will be launched, which need lists and digests.
+    /// Allocates the memory. `kernels`: whether kernels will be launched, which need lists and digests.
     pub(super) fn new(device: &Arc<Device>, sizes: BufferSizes, kernels: bool) -> Result<Self> {
         let each = WORD
             + if kernels {
@@ -68,12 +67,12 @@ impl Buffers {
         self.sizes
     }
 
-    /// Where the device sees the completion word of a batch.
+    /// The device's address of the completion word of a batch.
     pub(super) fn word_address(&self, index: usize) -> DevicePointer {
         self.host.mapped() + (index * WORD) as u64
     }
 
-    /// What the device has last written to the completion word.
+    /// The number that the device last wrote to the completion word.
     pub(super) fn word(&self, index: usize) -> u64 {
         debug_assert!(index < MOST_IN_FLIGHT);
         let word = self.host.host().as_ptr().wrapping_add(index * WORD).cast();
@@ -103,8 +102,8 @@ impl Buffers {
         let target = memory.address() + (index * self.sizes.lists) as u64;
         debug_assert!(first + second <= self.sizes.lists);
         let host = self.host.host().as_ptr().wrapping_add(self.lists_at(index));
-        // SAFETY: both lists fit; no copy from here is under way, since the last batch with this
-        // index has ended; the stream is live and the memory stays until the engine ends.
+        // SAFETY: both lists fit. The last batch with this index has ended, so nothing reads this memory now. The
+        // stream is live, and the memory stays until the engine ends.
         unsafe {
             host.copy_from_nonoverlapping(strided.as_ptr().cast(), first);
             host.add(first)
@@ -115,7 +114,7 @@ impl Buffers {
         Ok((target, target + first as u64))
     }
 
-    /// Where the device sees the digests of a batch.
+    /// The device's address of the digests of a batch.
     pub(super) fn digests_address(&self, index: usize) -> DevicePointer {
         self.host.mapped() + self.digests_at(index) as u64
     }

@@ -13,7 +13,8 @@ use super::buffers::BufferSizes;
 use super::kernels;
 use super::stream_pair::{StreamPair, Submission};
 
-/// What batches are given to. Fields are dropped in this order: streams before what they use.
+/// The streams of one device that batches are given to. Fields drop in this order: streams before the memory they
+/// use.
 pub(super) struct DeviceStreams {
     each: [StreamPair; 2],
     module: Option<Module>,
@@ -58,7 +59,7 @@ impl DeviceStreams {
         self.module.is_some()
     }
 
-    /// Whether the device still works.
+    /// Checks whether the device still works.
     pub(super) fn check(&self) -> Result<()> {
         self.each.iter().try_for_each(StreamPair::check)
     }
@@ -71,17 +72,17 @@ impl DeviceStreams {
         load.drain().and(first)
     }
 
-    /// Gives a batch to the streams of its direction. On failure, waits until nothing of it is under way.
+    /// Gives a batch to the streams of its direction. On failure, waits until no part of the batch is under way.
     ///
     /// # Safety
-    /// See [`StreamPair::enqueue`].
+    /// The demands of [`StreamPair::enqueue`].
     pub(super) unsafe fn enqueue(
         &self,
         direction: Direction,
         batch: &Submission<'_>,
     ) -> std::result::Result<(), SubmitError> {
         let pair = self.of(direction);
-        // SAFETY: the caller's.
+        // SAFETY: the caller promises what `StreamPair::enqueue` demands.
         let outcome = unsafe { pair.enqueue(batch, self.module.as_ref(), &self.slots) };
         outcome.map_err(|error| match pair.drain() {
             Ok(()) => SubmitError::of(error),
@@ -90,7 +91,7 @@ impl DeviceStreams {
     }
 }
 
-/// How far a failure reaches.
+/// A failure to submit a batch, and how far it reaches.
 pub(super) enum SubmitError {
     /// Only this batch fails.
     This(CudaError),

@@ -1,4 +1,4 @@
-//! Checksums of entries, from the digests of their tiles.
+//! Checksums of entries, made from the digests of their tiles.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ pub(super) fn checksum(payload: &Payload, entry: usize, digests: Option<&[u64]>)
 /// Compares an entry with the checksum that its plan expects, if there is one.
 ///
 /// # Errors
-/// A text with both checksums.
+/// If they differ, a text with both checksums.
 pub(super) fn check_entry(
     plan: &Plan,
     index: usize,

@@ -1,5 +1,5 @@
-//! Points in streams that callers own, kept as CUDA events. Events are used again, since making one is
-//! a call of the driver that may wait.
+//! CUDA events that mark points in the callers' streams. Events are reused, since making one is a call of the driver
+//! that may wait.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -16,8 +16,8 @@ pub(super) struct EventPool {
 }
 
 impl EventPool {
-    /// Events that are made in advance. Transfers hardly wait in greater numbers: a step gives one store,
-    /// and stores let sixteen batches of loads pass at most.
+    /// Events that are made in advance. More transfers hardly ever wait: a step gives one store, and stores let at
+    /// most sixteen batches of loads pass.
     const READY: usize = 256;
 
     pub(super) fn new(device: &Arc<Device>) -> Result<Arc<Self>> {
@@ -28,7 +28,7 @@ impl EventPool {
         }))
     }
 
-    /// Records what a stream has been given until now.
+    /// Records the work given to a stream until now.
     ///
     /// # Safety
     /// The handle is a live stream of this device, or 0 for its default stream.
@@ -42,7 +42,7 @@ impl EventPool {
             event: Some(event),
             pool: Arc::clone(self),
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller promises a live stream.
         unsafe { recorded.event().record_foreign(stream)? };
         Ok(recorded)
     }
@@ -53,8 +53,7 @@ impl EventPool {
     }
 }
 
-/// A point in a stream, whose event goes back to the pool when this is dropped. Streams that were told
-/// to wait for it still do so then.
+/// A point in a stream. Its event goes back to the pool on drop; streams that wait for the point still do.
 pub(super) struct RecordedEvent {
     event: Option<Event>,
     pool: Arc<EventPool>,

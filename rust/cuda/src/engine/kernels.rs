@@ -6,8 +6,7 @@ use crate::driver::Device;
 use crate::error::{CudaError, Result};
 use crate::kernels::{Module, image};
 
-/// Loads the first image that the device accepts. If it accepts none, a warning is added and there are no
-/// kernels.
+/// Loads the first image that the device accepts. If it accepts none, adds a warning and returns `None`.
 pub(super) fn load(
     device: &Arc<Device>,
     share: f64,

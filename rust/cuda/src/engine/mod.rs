@@ -1,10 +1,10 @@
 //! The CUDA engine: transfers between device memory and an arena.
 //!
-//! A thread of its own gives transfers to streams and looks which have ended, so that neither
-//! submitting nor polling waits for a device. Stores read what the compute stream has finished;
-//! loads write after the last [`CudaEngine::fence`], so that they need not wait for a forward pass that
-//! was launched since. Transfers that wait go along in the next batch. The number of batches that are
-//! under way is bounded, and so is their memory, which an engine takes when it starts.
+//! A thread of the engine gives transfers to streams and checks which have ended, so neither submitting nor polling
+//! waits for a device. Stores read what the compute stream has finished. Loads write after the last
+//! [`CudaEngine::fence`], so they need not wait for a forward pass that was launched after it. Waiting transfers
+//! share the next batch. The number of batches under way is bounded, and so is their memory, which the engine
+//! allocates when it starts.
 
 mod batch;
 mod buffers;
@@ -64,20 +64,20 @@ struct Fence {
     event: Arc<RecordedEvent>,
 }
 
-/// What an engine can do on this machine, found when it was made.
+/// Abilities of an engine on this machine, found when it was made.
 #[derive(Debug, Clone)]
 pub struct CudaFacts {
     /// Whether the slots are pinned, so that the device reaches them without copies through other memory.
     pub pinned: bool,
     /// Whether kernels are loaded: they move small pieces, and compute checksums on the device.
     pub kernels: bool,
-    /// What is slower than it could be on this machine, and why.
+    /// One text for each thing that is slower than it could be on this machine, with the reason.
     pub warnings: Vec<String>,
 }
 
 impl CudaEngine {
-    /// Opens the device, pins the arena unless somebody else does, loads the kernels, takes all the
-    /// memory it will need and starts the thread.
+    /// Opens the device, pins the arena unless the options have a pinning, loads the kernels, allocates all memory
+    /// that the engine needs and starts its thread.
     ///
     /// # Errors
     /// [`CudaError::Unavailable`] without driver or device; [`CudaError::Core`] with
@@ -148,14 +148,13 @@ impl CudaEngine {
         &self.pinning
     }
 
-    /// What the engine can do on this machine.
+    /// The engine's abilities on this machine.
     #[must_use]
     pub fn facts(&self) -> &CudaFacts {
         &self.facts
     }
 
-    /// Sets the point that later loads wait for: everything that the stream has been given until now, and
-    /// nothing that it is given later.
+    /// Sets the point that later loads wait for: the end of all work given to the stream until now.
     ///
     /// # Safety
     /// `stream` is a live stream of this device, or 0 for its default stream.
@@ -164,23 +163,22 @@ impl CudaEngine {
     /// [`CudaError::Capturing`], [`CudaError::Driver`].
     pub unsafe fn fence(&self, stream: usize) -> Result<()> {
         self.check_usable()?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller promises a live stream.
         let event = Arc::new(unsafe { self.events.record(stream)? });
         let number = self.fences.fetch_add(1, Ordering::Relaxed);
         *self.last_fence() = Some(Fence { number, event });
         Ok(())
     }
 
-    /// Submits a transfer. A store reads what `stream` has been given until now; a load writes after the
-    /// last fence or, without one, after what `stream` has been given.
+    /// Submits a transfer. A store reads after all work given to `stream` until now. A load writes after the last
+    /// fence or, without one, after all work given to `stream`.
     ///
     /// # Safety
     /// `stream` is a live stream of this device, or 0 for its default stream.
     ///
     /// # Errors
-    /// [`CudaError::Core`] with [`Error::InvalidArgument`] before any byte moves, or with
-    /// [`Error::Transfer`] after close; [`CudaError::Capturing`]; [`CudaError::Driver`], also for
-    /// whatever has broken the device before.
+    /// [`CudaError::Core`] with [`Error::InvalidArgument`] before any byte moves, or with [`Error::Transfer`] after
+    /// close; [`CudaError::Capturing`]; [`CudaError::Driver`], also for an earlier failure that broke the device.
     pub unsafe fn submit_on(
         &self,
         direction: Direction,
@@ -196,7 +194,7 @@ impl CudaEngine {
         };
         let (fence, after) = match fence {
             Some(fence) => (Some(fence.number), fence.event),
-            // SAFETY: the caller's.
+            // SAFETY: the caller promises a live stream.
             None => (None, Arc::new(unsafe { self.events.record(stream)? })),
         };
         let ticket = self.shared.transfers.start()?;
@@ -209,7 +207,7 @@ impl CudaEngine {
             started,
         });
         if self.queue.send(WorkerCommand::Transfer(request)).is_err() {
-            // The thread only leaves when no transfer runs: this one was not begun.
+            // The thread ends only when no transfer runs, so this one was not begun.
             let why = "the engine's thread has ended".into();
             let failed = Completion::failed(ticket, started, why);
             self.shared.transfers.finish(failed);
@@ -285,12 +283,12 @@ impl Drop for CudaEngine {
     fn drop(&mut self) {
         self.close();
         if self.shared.transfers.is_inherited() {
-            // The driver does not work in a fork: nothing of it may be freed there.
+            // The driver does not work in a forked process, which must free nothing of it.
             std::mem::forget(self.last_fence().take());
             std::mem::forget(Arc::clone(&self.events));
             std::mem::forget(Arc::clone(&self.pinning));
             std::mem::forget(Arc::clone(&self.device));
-            // The thread may have held the queue's lock at the fork: closing the queue would wait for it.
+            // The thread may have held the queue's lock at the fork; closing the queue would wait for it.
             std::mem::forget(self.queue.clone());
         }
     }

@@ -1,25 +1,25 @@
-//! Settings of an engine.
+//! Settings of a CUDA engine.
 
 use std::sync::Arc;
 
 use crate::pinning::Pinning;
 
-/// Settings of an engine. The defaults suit every machine that was measured.
+/// Settings of a CUDA engine. The defaults suit every machine that was measured.
 #[derive(Clone)]
 pub struct CudaOptions {
     /// The device's number.
     pub device: usize,
     /// The share of the multiprocessors that kernels may take: more than 0, at most 1.
     pub share: f64,
-    /// Batches whose pieces are on average shorter than so many bytes move by a kernel, others by the
-    /// device's copy engines.
+    /// Batches move by a kernel if their pieces are on average shorter than this many bytes, else by the device's
+    /// copy engines.
     pub kernel_below: usize,
-    /// What pins the slots; without one, the engine pins them itself and waits for it.
+    /// The pinning of the slots. Without one, the engine pins them itself, and waits for that.
     pub pinning: Option<Arc<Pinning>>,
 }
 
 impl CudaOptions {
-    /// The length of pieces from which on the copy engines were measured to be faster, on an H100.
+    /// The length of pieces, in bytes, from which on the copy engines were faster on an H100.
     pub const KERNEL_BELOW: usize = 28 << 10;
 }
 

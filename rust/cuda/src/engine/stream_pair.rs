@@ -16,9 +16,9 @@ use crate::pinning::Pinned;
 
 use super::buffers::{BufferSizes, Buffers, MOST_IN_FLIGHT};
 
-/// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`: what copies from a device need.
+/// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`, which copies from a device need.
 const ORDER_STREAM: i32 = 1;
-/// `CU_MEMCPY_SRC_ACCESS_ORDER_ANY`: slots that are loaded were complete long before.
+/// `CU_MEMCPY_SRC_ACCESS_ORDER_ANY`, for loads: their slots were complete long before.
 const ORDER_ANY: i32 = 3;
 /// `CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE`, and the longest copy that it does not slow down.
 const PREFER_OVERLAP: u32 = 1;
@@ -34,11 +34,11 @@ pub(super) enum CopyMethod {
     Copies(Vec<CopyRange>),
 }
 
-/// A batch as the streams get it.
+/// A batch in the form that streams take.
 pub(super) struct Submission<'a> {
-    /// The batch's number, higher than those of all before.
+    /// The batch's number, higher than that of any earlier batch.
     pub(super) number: u64,
-    /// The index of its buffers, which no other batch uses meanwhile.
+    /// The index of the batch's buffers, which no other batch uses at the same time.
     pub(super) index: usize,
     pub(super) payload: &'a Payload,
     pub(super) method: CopyMethod,
@@ -52,9 +52,9 @@ pub(super) struct Submission<'a> {
 pub(super) struct StreamPair {
     device: Arc<Device>,
     direction: Direction,
-    /// The stream of kernels.
+    /// The stream for kernels.
     work: Stream,
-    /// The stream of copies.
+    /// The stream for copies.
     bus: Stream,
     /// Orders the two streams.
     joined: Event,
@@ -64,8 +64,8 @@ pub(super) struct StreamPair {
 }
 
 impl StreamPair {
-    /// Makes the streams. Loads go before all other work of the device, since requests wait for them; stores
-    /// go after it.
+    /// Makes the streams. Loads have priority over all other work of the device, since requests wait for them. Stores
+    /// have the least.
     pub(super) fn new(
         device: &Arc<Device>,
         direction: Direction,
@@ -92,7 +92,7 @@ impl StreamPair {
         Ok(pair)
     }
 
-    /// Whether the device can write completion words. Waits until it has written one.
+    /// Tests whether the device can write completion words. Waits until it has written one.
     fn writes_words(&self) -> Result<bool> {
         const TRIED: u64 = u64::MAX;
         let _entered = self.device.enter()?;
@@ -109,7 +109,7 @@ impl StreamPair {
         &self.buffers
     }
 
-    /// Whether the driver has to be asked which batches have ended.
+    /// Whether only the driver knows which batches have ended, since the device writes no completion words.
     pub(super) fn asks_driver(&self) -> bool {
         !self.ends.is_empty()
     }
@@ -123,7 +123,7 @@ impl StreamPair {
         Ok(self.buffers.word(index) == number)
     }
 
-    /// Whether the device still works.
+    /// Checks whether the device still works.
     pub(super) fn check(&self) -> Result<()> {
         let _entered = self.device.enter()?;
         self.work.check()?;
@@ -141,8 +141,8 @@ impl StreamPair {
     /// [`drain`](Self::drain).
     ///
     /// # Safety
-    /// Lists and copies name live memory that belongs to the batch until it has ended, and so do the buffers
-    /// with its index.
+    /// All memory that the lists and copies name is live and belongs to the batch until it has ended, and so do the
+    /// buffers with its index.
     pub(super) unsafe fn enqueue(
         &self,
         batch: &Submission<'_>,
@@ -155,13 +155,13 @@ impl StreamPair {
         let last = match (&batch.method, module) {
             (CopyMethod::Copies(copies), None) => {
                 self.after(batch, &self.bus)?;
-                // SAFETY: the caller's.
+                // SAFETY: the caller promises this.
                 unsafe { self.copy_all(copies, slots)? };
                 &self.bus
             }
             (CopyMethod::Copies(copies), Some(module)) => {
                 let paging = self.paging(batch, &[])?;
-                // SAFETY: the caller's.
+                // SAFETY: the caller promises this.
                 unsafe { self.copy_and_digest(batch, copies, module, paging, slots)? }
             }
             (CopyMethod::Kernel, Some(module)) => {
@@ -180,7 +180,7 @@ impl StreamPair {
                     Direction::Store => Kernel::Gather,
                     Direction::Load => Kernel::Scatter,
                 };
-                // SAFETY: the caller's.
+                // SAFETY: the caller promises this.
                 unsafe { module.launch(kernel, paging, &self.work)? };
                 &self.work
             }
@@ -229,7 +229,7 @@ impl StreamPair {
     /// ends.
     ///
     /// # Safety
-    /// See [`StreamPair::enqueue`].
+    /// The demands of [`StreamPair::enqueue`].
     unsafe fn copy_and_digest(
         &self,
         batch: &Submission<'_>,
@@ -239,7 +239,7 @@ impl StreamPair {
         slots: &Pinned,
     ) -> Result<&Stream> {
         self.after(batch, &self.bus)?;
-        // SAFETY: the caller's. A store reads the same bytes twice; a load hashes what has arrived.
+        // SAFETY: the caller promises this. A store reads its bytes twice; a load hashes the bytes that have arrived.
         unsafe {
             match self.direction {
                 Direction::Store => {
@@ -261,8 +261,7 @@ impl StreamPair {
         }
     }
 
-    /// Gives copies to their stream, in one call if the driver has one for many copies and all memory is
-    /// pinned.
+    /// Gives copies to their stream, in one call if the driver can do that and all memory is pinned.
     ///
     /// # Safety
     /// The addresses are of live memory that belongs to the batch until the copies have ended.
@@ -270,7 +269,7 @@ impl StreamPair {
         let driver = self.device.driver();
         let pinned = !slots.is_pageable();
         if copies.len() > 1 && pinned && driver.has_copy_batch() {
-            // SAFETY: the caller's.
+            // SAFETY: the caller promises this.
             match unsafe { self.copy_batch(copies) } {
                 Err(CudaError::Driver { code, .. }) if code == NOT_SUPPORTED => {}
                 outcome => return outcome,
@@ -279,7 +278,7 @@ impl StreamPair {
         for copy in copies {
             let arena = ptr::with_exposed_provenance_mut(copy.arena as usize);
             let (bytes, stream) = (copy.bytes as usize, self.bus.handle());
-            // SAFETY: the caller's.
+            // SAFETY: the caller promises this.
             unsafe {
                 match self.direction {
                     Direction::Store => driver.copy_to_host(arena, copy.engine, bytes, stream)?,
@@ -291,7 +290,7 @@ impl StreamPair {
     }
 
     /// # Safety
-    /// See [`StreamPair::copy_all`].
+    /// The demands of [`StreamPair::copy_all`].
     unsafe fn copy_batch(&self, copies: &[CopyRange]) -> Result<()> {
         let (mut engine, mut arena): (Vec<DevicePointer>, Vec<DevicePointer>) =
             copies.iter().map(|copy| (copy.engine, copy.arena)).unzip();
@@ -309,7 +308,7 @@ impl StreamPair {
             flags: if short { PREFER_OVERLAP } else { 0 },
         };
         let (driver, stream) = (self.device.driver(), self.bus.handle());
-        // SAFETY: the caller's; the lists are equally long and read before the call returns.
+        // SAFETY: the caller promises this; the lists have equal lengths and are read before the call returns.
         unsafe { driver.copy_batch(to, from, &mut sizes, attributes, stream) }
     }
 }

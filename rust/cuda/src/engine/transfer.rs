@@ -7,18 +7,18 @@ use hybrid_pages::transfer::{Completion, Plan, Ticket};
 
 use super::event_pool::RecordedEvent;
 
-/// A transfer as a caller has submitted it.
+/// A transfer that a caller has submitted.
 pub(super) struct SubmittedTransfer {
     pub(super) ticket: Ticket,
     pub(super) plan: Plan,
     /// The point in a stream after which the engine's memory may be touched.
     pub(super) after: Arc<RecordedEvent>,
-    /// The number of the fence that it waits for.
+    /// The number of the fence that the transfer waits for.
     pub(super) fence: Option<u64>,
     pub(super) started: Instant,
 }
 
-/// A transfer that has not ended, with what its batches have come to so far.
+/// A transfer that has not ended, with the results of its batches so far.
 pub(super) struct RunningTransfer {
     pub(super) submitted: SubmittedTransfer,
     /// The first entry that is in no batch yet.
@@ -42,7 +42,7 @@ impl RunningTransfer {
         }
     }
 
-    /// Whether entries are left to begin.
+    /// Whether any entry is in no batch yet.
     pub(super) fn is_waiting(&self) -> bool {
         self.next < self.submitted.plan.entries().len()
     }
@@ -57,7 +57,7 @@ impl RunningTransfer {
         self.checksums.extend(checksums);
     }
 
-    /// Notes a failure: entries that are in no batch yet are not begun.
+    /// Notes a failure. Entries that are in no batch yet will not be copied.
     pub(super) fn fail(&mut self, why: String) {
         self.next = self.submitted.plan.entries().len();
         self.failed.get_or_insert(why);

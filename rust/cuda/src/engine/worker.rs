@@ -21,22 +21,22 @@ use super::digests::{check_entry, checksum};
 use super::stream_pair::{CopyMethod, Submission};
 use super::transfer::{RunningTransfer, SubmittedTransfer};
 
-/// How often the thread looks whether batches have ended. It reads memory, and asks the driver nothing.
+/// Time between two checks whether batches have ended. A check reads memory and calls no driver.
 const LOOK: Duration = Duration::from_micros(20);
-/// How long the thread looks all the time after a batch was begun: small ones end within.
+/// Time after the start of a batch in which the thread checks without pause: small batches end within it.
 const EAGER: Duration = Duration::from_micros(200);
-/// How late the system may wake the thread, in nanoseconds; by default, longer than it sleeps.
+/// How late the system may wake the thread, in nanoseconds. The default is longer than the thread sleeps.
 #[cfg(target_os = "linux")]
 const TIMER_SLACK: u64 = 1_000;
-/// How often the thread asks whether the device still works: a broken one writes no completion words.
+/// Time between two checks whether the device still works: a broken device writes no completion words.
 const CHECK: Duration = Duration::from_millis(20);
-/// Stores wait for loads, but for no more than so many batches of them.
+/// Most batches of loads that stores wait for.
 const PATIENCE: usize = 16;
 
-/// What an engine shares with its thread.
+/// The state that an engine shares with its thread.
 pub(super) struct EngineState {
     pub(super) transfers: Transfers,
-    /// The error that broke the device; nothing works after it.
+    /// The error that broke the device. After it, every transfer fails.
     pub(super) broken: OnceLock<CudaError>,
 }
 
@@ -49,7 +49,7 @@ impl EngineState {
     }
 }
 
-/// What an engine tells its thread.
+/// A message from an engine to its thread.
 pub(super) enum WorkerCommand {
     Transfer(Box<SubmittedTransfer>),
     Stop,
@@ -59,7 +59,7 @@ pub(super) enum WorkerCommand {
 struct BatchInFlight {
     batch: CopyBatch,
     number: u64,
-    /// The index of its buffers.
+    /// The index of the batch's buffers.
     index: usize,
 }
 
@@ -70,15 +70,15 @@ struct Worker {
     kernel_below: u64,
     patterns: Patterns,
     running: RunningTransfers,
-    /// By direction, each in the order in which they were begun.
+    /// Batches under way of each direction, in the order in which they began.
     in_flight: [VecDeque<BatchInFlight>; 2],
-    /// By direction, transfers with entries that are in no batch yet.
+    /// Transfers of each direction that have entries in no batch yet.
     waiting: [VecDeque<Ticket>; 2],
-    /// Batches that were made, which numbers them.
+    /// Number of batches made so far; a batch gets this as its number.
     numbers: u64,
-    /// Batches of each direction that the streams took.
+    /// Number of batches of each direction that the streams took.
     begun: [usize; 2],
-    /// Batches of loads since stores wait.
+    /// Number of batches of loads that began while stores waited.
     passed: usize,
     checked: Instant,
 }
@@ -116,7 +116,7 @@ pub(super) fn spawn(
 
 impl Worker {
     fn run(mut self, commands: &Receiver<WorkerCommand>) {
-        // Without it the thread looks less often, which costs time alone.
+        // If this fails, the thread only checks less often.
         #[cfg(target_os = "linux")]
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZero::new(TIMER_SLACK));
         let mut stopping = false;
@@ -142,7 +142,7 @@ impl Worker {
                     }
                     Err(RecvTimeoutError::Timeout) => {}
                 }
-                // All that wait may go together.
+                // Transfers that wait may share a batch.
                 next = commands.try_recv().ok().map(Ok);
             }
             if let Err(error) = self.advance() {
@@ -211,8 +211,8 @@ impl Worker {
             return Ok(false);
         }
         if self.streams.slots().is_pageable() {
-            // A copy of pageable memory may block this thread until the device gets to it. So it begins
-            // only when the compute stream is done, and others go on meanwhile.
+            // A copy of pageable memory may block this thread until the device gets to it. So it begins only when the
+            // compute stream is done; other copies go on.
             let _entered = self.device.enter()?;
             return self.running[next].submitted.after.event().query();
         }
@@ -222,7 +222,7 @@ impl Worker {
         Ok(!paused)
     }
 
-    /// Makes a batch and gives it to the streams. Whatever happens to it, even a panic, its transfers end.
+    /// Makes a batch and gives it to the streams. Its transfers end in any case, even after a panic.
     fn begin(&mut self, direction: Direction) {
         let builder = BatchBuilder {
             transfers: &self.shared.transfers,
@@ -363,7 +363,7 @@ impl Worker {
         self.report_all(parts.iter().map(|part| part.ticket));
     }
 
-    /// Reports those of the transfers that have ended.
+    /// Reports the transfers among these that have ended.
     fn report_all(&mut self, tickets: impl IntoIterator<Item = Ticket>) {
         for ticket in tickets {
             if self
@@ -380,11 +380,11 @@ impl Worker {
         }
     }
 
-    /// The device is broken: all transfers fail, now and later.
+    /// Notes that the device is broken: all transfers fail, now and later.
     fn break_down(&mut self, error: &CudaError) {
         let first = self.shared.broken.get_or_init(|| error.clone()).to_string();
-        // A device that still runs must not write once the blocks are given to others. If it does not
-        // run any more, draining fails, and the first error is the one to report.
+        // A device that still runs must not write after the blocks are given to others. If it has stopped, draining
+        // fails; the first error is the one to report.
         let _ = self.streams.drain();
         self.in_flight.iter_mut().for_each(VecDeque::clear);
         self.waiting.iter_mut().for_each(VecDeque::clear);

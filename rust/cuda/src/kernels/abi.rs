@@ -6,22 +6,22 @@
 
 pub use hybrid_pages::transfer::TILE_BYTES;
 
-/// Most bytes of a run: within it, kernels count in 32 bits.
+/// Most bytes of a run, since kernels count in 32 bits within it.
 pub const MOST_RUN: u32 = 1 << 30;
 
-/// Runs of adjacent bytes at equal distances: where the engine has a part of the payload.
+/// Runs of adjacent bytes at equal distances: the place of a part of the payload in the engine's memory.
 ///
 /// Run `r` holds the payload from `position + r * run` on, and begins at `address + r * stride`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Strided {
-    /// Where the piece begins in the payload, in bytes.
+    /// Offset of the piece in the payload, in bytes.
     pub position: u64,
     /// Address of the first run.
     pub address: u64,
     /// Bytes of all runs together: a multiple of `run`.
     pub bytes: u64,
-    /// From one run to the next, in bytes.
+    /// Distance from one run to the next, in bytes.
     pub stride: i64,
     /// Bytes of one run, 1 to [`MOST_RUN`].
     pub run: u32,
@@ -50,11 +50,11 @@ impl Strided {
     }
 }
 
-/// Adjacent bytes: where the slots have a part of the payload.
+/// Adjacent bytes: the place of a part of the payload in the slots.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packed {
-    /// Where the piece begins in the payload, in bytes.
+    /// Offset of the piece in the payload, in bytes.
     pub position: u64,
     /// Address of the first byte.
     pub address: u64,

@@ -1,4 +1,4 @@
-//! Compiled kernels, as they are shipped: `make kernels` makes them from `csrc/`.
+//! The compiled kernels that this crate contains. `make kernels` compiles them from `csrc/`.
 
 /// The format of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct Image {
     pub arch: (u32, u32),
     /// Machine code or PTX.
     pub kind: ImageKind,
-    /// As `cuModuleLoadData` takes them: PTX ends with a zero.
+    /// The image's bytes for `cuModuleLoadData`. PTX ends with a zero.
     pub bytes: &'static [u8],
 }
 
@@ -54,8 +54,8 @@ pub fn images() -> &'static [Image] {
     &IMAGES
 }
 
-/// The images that a GPU of that compute capability may run, best first. A driver may still reject one
-/// that is newer than itself.
+/// The images that a GPU of this compute capability may run, best first. A driver may reject an image that is newer
+/// than the driver.
 pub fn candidates(major: u32, minor: u32) -> impl Iterator<Item = &'static Image> {
     images().iter().filter(move |image| match image.kind {
         ImageKind::Cubin => image.arch.0 == major && image.arch.1 <= minor,

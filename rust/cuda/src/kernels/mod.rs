@@ -1,4 +1,4 @@
-//! The kernels of `csrc/`, and what goes with them on the host.
+//! The kernels of `csrc/`: images, parameters, launches, and the same in Rust.
 
 pub mod abi;
 pub mod image;

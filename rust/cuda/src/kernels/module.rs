@@ -1,4 +1,4 @@
-//! Kernels that are loaded on a device, and their launches.
+//! Loads kernels on a device and launches them.
 
 use std::ffi::CStr;
 use std::ptr;
@@ -9,26 +9,26 @@ use crate::error::Result;
 
 use super::abi::Paging;
 
-/// Threads of a block.
+/// Threads of a CUDA block.
 const THREADS: u32 = 512;
 
 /// One of the kernels of `csrc/paging.cu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kernel {
-    /// Strided to packed.
+    /// Copies strided pieces to packed ones.
     Gather,
-    /// Packed to strided.
+    /// Copies packed pieces to strided ones.
     Scatter,
-    /// Digests of what is strided.
+    /// Computes digests of strided pieces.
     Digest,
 }
 
-/// A loaded image.
+/// An image that is loaded on a device.
 pub(crate) struct Module {
     device: Arc<Device>,
     module: Handle,
     functions: [Handle; 3],
-    /// Most blocks of a launch.
+    /// Most CUDA blocks of a launch.
     blocks: u32,
 }
 
@@ -42,13 +42,12 @@ impl Module {
         c"hybrid_pages_digest",
     ];
 
-    /// Loads an image, a cubin or PTX that ends with a zero, whose launches take at most that many
-    /// blocks.
+    /// Loads an image: a cubin, or PTX that ends with a zero. Launches take at most `blocks` CUDA blocks.
     pub(crate) fn load(device: &Arc<Device>, image: &[u8], blocks: u32) -> Result<Self> {
         let _entered = device.enter()?;
         let driver = device.driver();
         let mut module = ptr::null_mut();
-        // SAFETY: the image is whole: built with this crate or checked when it was read.
+        // SAFETY: the image is whole, since it was built with this crate or checked when it was read.
         unsafe {
             driver.module_load(
                 &raw mut module,
@@ -71,10 +70,10 @@ impl Module {
         Ok(loaded)
     }
 
-    /// Gives a launch to a stream. The context is entered.
+    /// Gives a launch to a stream. The context must be entered.
     ///
     /// # Safety
-    /// Lists, digests and all bytes of the tiles that the lists name stay valid until it has ended.
+    /// Lists, digests and all bytes of the tiles in the lists stay valid until the launch has ended.
     pub(crate) unsafe fn launch(&self, kernel: Kernel, paging: Paging, on: &Stream) -> Result<()> {
         let tiles = u32::try_from(paging.tile_count).unwrap_or(u32::MAX);
         if tiles == 0 {
@@ -82,7 +81,7 @@ impl Module {
         }
         let mut paging = paging;
         let mut parameters: [Handle; 1] = [(&raw mut paging).cast()];
-        // SAFETY: the caller's; the driver copies the parameter before it returns.
+        // SAFETY: the caller promises this; the driver copies the parameter before it returns.
         unsafe {
             self.device.driver().launch(
                 self.functions[kernel as usize],

@@ -1,22 +1,22 @@
-//! The kernels' definition, in Rust over host memory: same lists, same bytes, same digests.
+//! The kernels in Rust, over host memory: equal lists give equal bytes and digests.
 //!
-//! One tile at a time: the bytes of one side are laid into a tile of zeros, the tile is hashed, and
-//! its bytes are taken to the other side. So bytes that the list read from does not cover count as
-//! zero, and bytes that the list written to does not cover are not written.
+//! For each tile, the bytes of one side are copied into a tile of zeros, the tile is hashed, and its bytes are copied
+//! to the other side. So bytes that the source list does not cover count as zero, and bytes that the target list does
+//! not cover are not written.
 
 use hybrid_pages::error::{Error, Result};
 use hybrid_pages::transfer::tile_digest;
 
 use super::abi::{MOST_RUN, Packed, Strided, TILE_BYTES};
 
-/// Twin of `hybrid_pages_gather`: strided to packed, digests of what was strided.
+/// Twin of `hybrid_pages_gather`: copies strided pieces to packed ones, and computes digests of the strided bytes.
 ///
 /// # Panics
 /// If `digests` is shorter than `tile_count`.
 ///
 /// # Safety
-/// [`check`] accepts the lists. Every strided byte of these tiles can be read, every packed one
-/// written, and no byte is both.
+/// [`check`] accepts the lists. Every strided byte of these tiles can be read, every packed one written, and no byte
+/// is both.
 pub unsafe fn gather(
     strided: &[Strided],
     packed: &[Packed],
@@ -24,11 +24,11 @@ pub unsafe fn gather(
     tile_count: u64,
     digests: Option<&mut [u64]>,
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller promises this.
     unsafe { carry(strided, packed, first_tile, tile_count, digests) };
 }
 
-/// Twin of `hybrid_pages_scatter`: packed to strided, digests of what was packed.
+/// Twin of `hybrid_pages_scatter`: copies packed pieces to strided ones, and computes digests of the packed bytes.
 ///
 /// # Panics
 /// If `digests` is shorter than `tile_count`.
@@ -43,12 +43,13 @@ pub unsafe fn scatter(
     tile_count: u64,
     digests: Option<&mut [u64]>,
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller promises this.
     unsafe { carry(packed, strided, first_tile, tile_count, digests) };
 }
 
 /// # Safety
-/// As for [`gather`], from one side to the other.
+/// [`check`] accepts the lists. Every byte of these tiles can be read on the side `From` and written on the side
+/// `To`, and no byte is on both.
 unsafe fn carry<From: ListPiece, To: ListPiece>(
     from: &[From],
     to: &[To],
@@ -65,7 +66,7 @@ unsafe fn carry<From: ListPiece, To: ListPiece>(
     }
 }
 
-/// Twin of `hybrid_pages_digest`: digests of what is strided. Writes nothing else.
+/// Twin of `hybrid_pages_digest`: computes digests of strided bytes. Writes nothing else.
 ///
 /// # Panics
 /// If `digests` is shorter than `tile_count`.
@@ -80,7 +81,7 @@ pub unsafe fn digest(strided: &[Strided], first_tile: u64, tile_count: u64, dige
     }
 }
 
-/// Whether both lists are right by [`check_list`].
+/// Checks both lists with [`check_list`].
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] with the first piece that is wrong.
@@ -89,8 +90,8 @@ pub fn check(strided: &[Strided], packed: &[Packed]) -> Result<()> {
     check_list(packed)
 }
 
-/// Whether every piece is well formed, and the list is sorted by position and disjoint.
-/// Where the addresses lead is the caller's affair.
+/// Checks that every piece is well formed, and that the list is sorted by position and disjoint. Does not check
+/// addresses.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] with the first piece that is wrong.
@@ -122,22 +123,22 @@ pub fn check_list<P: ListPiece>(list: &[P]) -> Result<()> {
 
 /// A piece of the payload, strided or packed.
 pub trait ListPiece {
-    /// Which side.
+    /// Name of the side in errors: strided or packed.
     const SIDE: &str;
 
-    /// Where it begins in the payload.
+    /// Offset of the piece in the payload, in bytes.
     fn position(&self) -> u64;
 
-    /// How many bytes of the payload it holds.
+    /// How many bytes of the payload the piece holds.
     fn bytes(&self) -> u64;
 
-    /// Where byte `offset` of the piece lies, and how many are adjacent from there on.
+    /// Address of byte `offset` of the piece, and how many bytes are adjacent from there on.
     fn at(&self, offset: u64) -> (u64, u64);
 
-    /// Whether its fields agree with each other.
+    /// Checks that the fields agree with each other.
     ///
     /// # Errors
-    /// The text of the error: expected, found.
+    /// A text that says what was expected and found.
     fn well_formed(&self) -> std::result::Result<(), String>;
 }
 
@@ -213,7 +214,7 @@ impl ListPiece for Packed {
     }
 }
 
-/// A tile's first position and its bytes; those of no piece are zeros.
+/// A tile's first position and its bytes. Bytes that no piece covers are zeros.
 ///
 /// # Safety
 /// The pieces' bytes in this tile can be read.
@@ -238,7 +239,7 @@ unsafe fn write<P: ListPiece>(list: &[P], start: u64, bytes: &[u8; TILE_BYTES]) 
     }
 }
 
-/// The adjacent bytes of a tile: place in the tile, address, length.
+/// The stretches of adjacent bytes in a tile: offset in the tile, address, length.
 fn stretches<P: ListPiece>(list: &[P], start: u64) -> Vec<(usize, u64, usize)> {
     let end = start + TILE_BYTES as u64;
     let mut found = Vec::new();

@@ -1,9 +1,9 @@
-//! How the memory of slots is cut into pieces that are pinned one by one.
+//! Cuts the memory of slots into pieces that are pinned one by one.
 
 const PAGE: u64 = 4096;
 const HUGE_PAGE: u64 = 2 << 20;
 
-/// How memory is cut: into pieces of equal length, but for the last one.
+/// A cut of memory into pieces of equal length. The last piece may be shorter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cuts {
     start: u64,
@@ -13,8 +13,8 @@ pub(crate) struct Cuts {
 }
 
 impl Cuts {
-    /// Pieces of at most `most` bytes that begin on pages and, where that leaves them short enough,
-    /// on slots: two registrations never share a page.
+    /// Cuts memory into pieces of at most `most` bytes. Pieces begin on pages of the system, so that two
+    /// registrations never share one, and if possible on slots.
     pub(crate) fn new(start: u64, nbytes: u64, slot_bytes: u64, most: u64) -> Self {
         let grains = [
             common(slot_bytes, HUGE_PAGE),
@@ -24,7 +24,7 @@ impl Cuts {
         let grain = grains.into_iter().find(|grain| *grain <= most);
         let step = match grain {
             Some(grain) if start.is_multiple_of(PAGE) => most / grain * grain,
-            // Nothing to cut at.
+            // There is no place to cut at.
             _ => nbytes,
         };
         Self {
@@ -39,13 +39,13 @@ impl Cuts {
         self.nbytes.div_ceil(self.step) as usize
     }
 
-    /// Address and bytes of a piece.
+    /// Address and length of a piece, in bytes.
     pub(crate) fn piece(&self, index: usize) -> (u64, u64) {
         let first = index as u64 * self.step;
         (self.start + first, self.step.min(self.nbytes - first))
     }
 
-    /// The piece that holds an address, and its bytes from there on.
+    /// The piece that holds an address, and how many of its bytes are left from there on.
     pub(crate) fn at(&self, address: u64) -> (usize, u64) {
         let offset = address - self.start;
         let index = offset / self.step;
@@ -53,7 +53,7 @@ impl Cuts {
         (index as usize, end - offset)
     }
 
-    /// The parts of a stretch that lie in one piece each: address and bytes.
+    /// Splits a stretch of memory at the cuts. Yields address and length of each part.
     pub(crate) fn parts(self, address: u64, bytes: u64) -> impl Iterator<Item = (u64, u64)> {
         let (mut next, end) = (address, address + bytes);
         std::iter::from_fn(move || {
@@ -65,19 +65,19 @@ impl Cuts {
         })
     }
 
-    /// Whole slots in the first pieces.
+    /// How many whole slots lie in the first pieces.
     pub(crate) fn slots(&self, pieces: usize, slot_bytes: u64) -> usize {
         let bytes = (pieces as u64).saturating_mul(self.step).min(self.nbytes);
         (bytes / slot_bytes) as usize
     }
 
-    /// Most parts of a stretch as long as a slot.
+    /// The most parts into which a stretch as long as a slot can be split.
     pub(crate) fn most_parts(&self, slot_bytes: u64) -> usize {
         (slot_bytes / self.step) as usize + 2
     }
 }
 
-/// The least common multiple; of odd slots with pages, mostly far too long.
+/// The least common multiple. For odd slot sizes and pages it is often far too long.
 fn common(a: u64, b: u64) -> u64 {
     let shared = 1 << a.trailing_zeros().min(b.trailing_zeros());
     a.saturating_mul(b / shared)

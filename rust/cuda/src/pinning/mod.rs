@@ -1,4 +1,4 @@
-//! Pins slots piece by piece, in a thread.
+//! Pins slots piece by piece, in a background thread.
 //!
 //! A pinning outlives the copy engines that use it, such as those that a sleeping vLLM closes.
 
@@ -19,10 +19,10 @@ use crate::error::{CudaError, Result};
 
 pub(crate) use cuts::Cuts;
 
-/// Threads that touch memory before it is pinned.
+/// Number of threads that touch memory before it is pinned.
 const THREADS: usize = 4;
 
-/// What happens to the pieces before one that cannot be pinned.
+/// The treatment of pinned pieces when a later piece cannot be pinned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OnFailure {
     /// They stay pinned, and the slots after them are not used.
@@ -47,7 +47,7 @@ struct PinningState {
     failure: OnFailure,
     /// The NUMA node that the device is nearest to.
     node: Option<u32>,
-    /// What to add to a host address for the device's, for each piece that is pinned.
+    /// For each pinned piece, the device's address of a byte minus the host's.
     mapped: Vec<AtomicU64>,
     pinned: AtomicUsize,
     usable: AtomicUsize,
@@ -68,10 +68,10 @@ struct PinningProgress {
 }
 
 impl Pinning {
-    /// The default size of a piece in bytes, which every system pins in one call.
+    /// The default size of a piece in bytes. Every known system pins as much in one call.
     pub const PIECE_BYTES: usize = 2 << 30;
 
-    /// Starts to pin slots for a device, in pieces of at most so many bytes.
+    /// Starts to pin slots for a device, in pieces of at most `piece_bytes`.
     ///
     /// # Errors
     /// [`CudaError::Unavailable`] without driver or device; [`CudaError::Core`] with
@@ -84,8 +84,8 @@ impl Pinning {
     /// Pins all slots or none, and waits for it.
     ///
     /// # Errors
-    /// As for [`new`](Self::new), and [`CudaError::Core`] with [`Error::Arena`] if the system has no memory
-    /// for them.
+    /// Those that [`new`](Self::new) returns, and [`CudaError::Core`] with [`Error::Arena`] if the system lacks
+    /// memory for the slots.
     pub(crate) fn whole(memory: SlotMemory, device: &Arc<Device>) -> Result<Self> {
         let device = Arc::clone(device);
         let pinning = Self::begin(memory, device, Self::PIECE_BYTES, OnFailure::GivesBack)?;
@@ -154,8 +154,7 @@ impl Pinning {
         self.state.pinned.load(Ordering::Acquire)
     }
 
-    /// How many slots engines may use, from slot 0 on: those that are pinned or, if nothing can be pinned,
-    /// all.
+    /// How many slots engines may use, from slot 0 on: the pinned ones, or all if none can be pinned.
     #[must_use]
     pub fn usable_slots(&self) -> usize {
         self.state.usable.load(Ordering::Acquire)
@@ -167,7 +166,7 @@ impl Pinning {
         self.state.memory.slots()
     }
 
-    /// Why some slots will not be pinned, and what that costs, if it is so.
+    /// If some slots will not be pinned: the reason, and what that costs.
     #[must_use]
     pub fn error(&self) -> Option<String> {
         self.state.progress().error.clone()
@@ -179,7 +178,7 @@ impl Pinning {
         self.state.progress().seconds
     }
 
-    /// Waits until all is pinned or pinning has failed. Returns whether that happened in time.
+    /// Waits until all slots are pinned or pinning has failed. Returns whether that happened in time.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut progress = self.state.progress();
@@ -202,10 +201,10 @@ impl Pinning {
     /// Stops pinning, and unpins all slots.
     ///
     /// # Errors
-    /// [`CudaError::Core`] with [`Error::InvalidArgument`] while an engine uses it.
+    /// [`CudaError::Core`] with [`Error::InvalidArgument`] while an engine uses the pinning.
     pub fn close(&self) -> Result<()> {
         {
-            // Engines join under the same lock, so none can after this.
+            // Engines join under the same lock, so none can join after this.
             let mut progress = self.state.progress();
             let engines = self.state.engines.load(Ordering::Acquire);
             if engines > 0 {
@@ -236,7 +235,7 @@ impl Pinning {
     /// Registers an engine that uses these slots.
     ///
     /// # Errors
-    /// [`CudaError::Core`] with [`Error::InvalidArgument`] if they are other slots, or given back.
+    /// [`CudaError::Core`] with [`Error::InvalidArgument`] if the pinning is of other slots, or was closed.
     pub(crate) fn join(self: &Arc<Self>, memory: &SlotMemory) -> Result<Pinned> {
         let (ours, theirs) = (self.state.memory.region(), memory.region());
         let progress = self.state.progress();
@@ -259,7 +258,7 @@ impl Drop for Pinning {
         if self.process == std::process::id() {
             self.release();
         } else {
-            // The driver does not work in a fork: nothing of it may be freed there.
+            // The driver does not work in a forked process, which must free nothing of it.
             std::mem::forget(Arc::clone(&self.state));
         }
     }
@@ -323,7 +322,7 @@ impl PinningState {
         Ok(unsafe { Region::new(first, bytes as usize)? })
     }
 
-    /// Takes the memory of a piece from the system.
+    /// Makes the system provide the memory of a piece.
     fn take(&self, index: usize) -> Result<()> {
         let threads = available_parallelism().map_or(1, usize::from).min(THREADS);
         Ok(prefault(self.part(index)?, threads, self.node)?)
@@ -337,7 +336,7 @@ impl PinningState {
         Ok((pinned, offset))
     }
 
-    /// What to say where the system has no memory for a piece. Its slots may not be touched at all.
+    /// Handles a piece for which the system has no memory; its slots must not be used. Returns the error's text.
     fn without_memory(&self, index: usize, error: &CudaError) -> String {
         if self.failure == OnFailure::GivesBack {
             self.progress().registrations.clear();
@@ -351,7 +350,7 @@ impl PinningState {
         )
     }
 
-    /// What to say of a piece that cannot be pinned.
+    /// Handles a piece that cannot be pinned. Returns the error's text.
     fn give_up(&self, index: usize, error: &CudaError) -> String {
         let bytes = self.cuts.piece(index).1;
         let mut what = format!("pinning {bytes} bytes of the arena's slots failed: {error}. ");
