@@ -1,4 +1,4 @@
-//! An upper bound on the hit tokens of any policy, clairvoyant ones included.
+//! An upper bound on the hit tokens of any policy, even of one that knows the future.
 //!
 //! # Proof
 //! Let U be the budget, R a checkpoint's size, and let request i resume after d blocks. A page enters
@@ -15,20 +15,20 @@
 //! > sum of d(i) <= sum of d(i) + sum over t of x(t) (U - sizes of the stays at t)
 //! > <= U sum of x(t) + sum over i of max over d of (d - price of the stays that d needs)
 //!
-//! and the last line doesn't depend on the policy: every choice of prices bounds every policy. (It is
-//! the Lagrangian of the interval knapsack.) The prices below start equal, where the best one is found
-//! by bisection, and are then moved along the subgradient; the least value seen is the bound. The sum of
-//! the deepest depths that any earlier request makes possible bounds it too.
+//! and the last line doesn't depend on the policy: every choice of prices bounds every policy. (It is the Lagrangian
+//! of the interval knapsack.) At first all steps have one price, whose best value is found by bisection. The prices
+//! then move along the subgradient, and the least value seen is the bound. Another bound is the sum of the deepest
+//! depths that earlier requests make possible.
 
 use crate::trace::Trace;
 
-/// Steps of the subgradient method: the bound is proven after each.
+/// Number of steps of the subgradient method. The bound holds after each of them.
 const ROUNDS: usize = 150;
 
 /// The depths at which one request could resume, and the stays in the cache that each depth needs, as steps [from, i).
 struct ResumeOption {
     at: usize,
-    /// Last earlier request that contains each block: never increasing.
+    /// For each block, the last earlier request that contains it. The numbers never increase.
     from: Vec<u32>,
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn bound(trace: &Trace, ratio: u32, budget: u64) -> u64 {
         budget: budget as f64,
     };
     let mut best = most;
-    // The dual is convex in one price: bisect on the sign of its slope.
+    // The value is convex in a single price: bisect on the sign of the slope.
     let (mut low, mut high) = (0.0, 1.0);
     let mut taken = vec![0.0; steps];
     for _ in 0..40 {
@@ -61,7 +61,7 @@ pub(crate) fn bound(trace: &Trace, ratio: u32, budget: u64) -> u64 {
     let mut trial = prices.clone();
     let mut stride = 0.5;
     for _ in 0..ROUNDS {
-        // Multiplicative steps keep prices from below 0 and need no scale.
+        // Multiplying keeps prices positive and needs no scale.
         let value = dual.value(&trial, &mut taken);
         if value < best {
             best = value;
@@ -74,7 +74,7 @@ pub(crate) fn bound(trace: &Trace, ratio: u32, budget: u64) -> u64 {
             *price *= (stride * excess).exp();
         }
     }
-    // Floating point is not exact: never claim less than was computed.
+    // Floating point is not exact, so the bound is a little larger than the result.
     let blocks = (best * (1.0 + 1e-9)).min(most);
     (blocks * trace.block_tokens as f64).ceil() as u64
 }
@@ -107,7 +107,7 @@ struct Dual<'a> {
 }
 
 impl Dual<'_> {
-    /// The bound under these prices; `taken` becomes the room that the best depths need at each step.
+    /// The bound under these prices. Sets `taken` to the room that the best depths need at each step.
     fn value(&self, prices: &[f64], taken: &mut [f64]) -> f64 {
         let mut until = Vec::with_capacity(prices.len() + 1);
         let mut sum = 0.0;

@@ -1,4 +1,4 @@
-//! A tier without bytes: which entries are in it, and the policy that says which one leaves.
+//! A tier that only counts: it knows which entries it has, and asks a policy which one leaves.
 
 use hybrid_pages::ids::{EntryId, TenantId};
 use hybrid_pages::policy::{EntryKind, Hints, NewEntry, Policy};
@@ -7,14 +7,14 @@ use crate::trace::{ROOT, Trace};
 
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// The numbers of the entries of one block, or [`NONE`].
+/// The numbers of the page and the checkpoint of one block; [`NONE`] for one that is absent.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BlockEntries {
     pub(crate) page: u32,
     pub(crate) checkpoint: u32,
 }
 
-/// A tier that only counts entries: they have sizes, but no bytes.
+/// A tier whose entries have sizes, but no bytes.
 pub(crate) struct CountedTier<'a> {
     trace: &'a Trace,
     pub(crate) policy: Box<dyn Policy>,
@@ -26,7 +26,7 @@ pub(crate) struct CountedTier<'a> {
     vacant: Vec<u32>,
     pages: u64,
     checkpoints: u64,
-    /// Size of all entries that ever entered.
+    /// Total size of all entries that ever entered.
     pub(crate) written: u64,
 }
 
@@ -62,22 +62,22 @@ impl<'a> CountedTier<'a> {
         self.cell(at).checkpoint != NONE
     }
 
-    /// Size of all checkpoints.
+    /// Total size of all checkpoints.
     pub(crate) fn checkpoint_size(&self) -> u64 {
         self.checkpoints * u64::from(self.ratio)
     }
 
-    /// Size of all entries.
+    /// Total size of all entries.
     pub(crate) fn taken(&self) -> u64 {
         self.pages + self.checkpoint_size()
     }
 
-    /// Free room; 0 while the tier holds more than its budget.
+    /// Free room, or 0 while the tier holds more than its budget.
     pub(crate) fn free(&self) -> u64 {
         self.budget.saturating_sub(self.taken())
     }
 
-    /// Size of an entry of a kind.
+    /// Size of an entry of this kind.
     pub(crate) const fn size(&self, kind: EntryKind) -> u32 {
         match kind {
             EntryKind::Page | EntryKind::Window => 1,
@@ -94,7 +94,7 @@ impl<'a> CountedTier<'a> {
         self.policy.release(id);
     }
 
-    /// The entry of a block as the policy sees it when it enters.
+    /// Description of a new entry for the policy.
     pub(crate) fn as_new(&self, id: EntryId, at: u32, kind: EntryKind) -> NewEntry {
         let boundary = self.trace.boundaries[at as usize];
         let parent = match kind {
@@ -144,7 +144,7 @@ impl<'a> CountedTier<'a> {
             EntryKind::Page | EntryKind::Window => {
                 cell.page = NONE;
                 self.pages -= 1;
-                // Only a policy that lets a page go before its checkpoint has one here.
+                // There is a checkpoint here only if the policy evicts a page before its checkpoint.
                 let orphan = cell.checkpoint;
                 if orphan != NONE {
                     self.evict(EntryId(orphan));
@@ -159,7 +159,7 @@ impl<'a> CountedTier<'a> {
         self.vacant.push(victim.0);
     }
 
-    /// Evicts until the tier takes no more than so much.
+    /// Evicts until the tier's entries have at most this size. False if the policy names no victim before.
     pub(crate) fn shrink(&mut self, most: u64) -> bool {
         while self.taken() > most {
             let Some(victim) = self.policy.victim() else {

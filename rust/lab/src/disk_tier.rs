@@ -1,5 +1,5 @@
-//! The disk below the host of a replay: written when entries are published, with a policy of its own, and never above
-//! its budget.
+//! The disk below the host of a replay. It is written when entries are published, has a policy of its own, and never
+//! exceeds its budget.
 
 use hybrid_pages::ids::EntryId;
 use hybrid_pages::policy::{EntryKind, NewRequest};
@@ -8,7 +8,7 @@ use crate::counted_tier::{BlockEntries, CountedTier, NONE};
 
 pub(crate) struct DiskTier<'a> {
     pub(crate) tier: CountedTier<'a>,
-    /// Boundaries that the disk's policy admits. They are not used: the host's policy decides.
+    /// Boundaries that the disk's policy admits. They are ignored, since the host's policy decides.
     admitted: Vec<usize>,
 }
 
@@ -29,8 +29,8 @@ impl<'a> DiskTier<'a> {
             .admit(&NewRequest { free, ..*request }, &mut self.admitted);
     }
 
-    /// Offers the entries of a path that the host has: pages, the checkpoint that was resumed from and new ones. Those
-    /// that the disk has are held meanwhile, and count as used then.
+    /// Offers the host's entries of a path: pages, the checkpoint that was resumed from, and new checkpoints. Entries
+    /// that the disk has are held meanwhile, and count as used.
     pub(crate) fn write_behind(
         &mut self,
         path: &[u32],

@@ -1,4 +1,4 @@
-//! One engine of several: a live cache without bytes.
+//! A simulated engine, one of a fleet: a real cache whose entries have no bytes.
 
 use hybrid_pages::cache::{Arrival, Cache, CacheConfig, ClassConfig, Medium};
 use hybrid_pages::error::Error;
@@ -9,15 +9,15 @@ use crate::error::Result;
 use crate::policies::policies;
 use crate::trace::TraceRequest;
 
-/// Class of pages.
+/// Index of the class of pages.
 pub(crate) const PAGE: usize = 0;
-/// Class of checkpoints.
+/// Index of the class of checkpoints.
 pub(crate) const CHECKPOINT: usize = 1;
 
-/// The most engines of a fleet: each has a cache of its own.
+/// The most engines of a fleet, each of which has a cache of its own.
 const MOST_ENGINES: usize = 1 << 12;
 
-/// Rejects a number of engines that no fleet has.
+/// Checks that a fleet can have this number of engines.
 pub(crate) fn check_engines(engines: usize) -> Result<()> {
     if (1..=MOST_ENGINES).contains(&engines) {
         return Ok(());
@@ -40,7 +40,7 @@ pub(crate) struct SimulatedEngine {
 pub(crate) struct RequestResult {
     /// Blocks that the request resumed over.
     pub(crate) resumed: usize,
-    /// Leading blocks that an earlier request had, as far as the cache remembers.
+    /// Leading blocks that an earlier request had, if the cache still remembers it.
     pub(crate) seen: usize,
     /// Class and block of each entry that the request published.
     pub(crate) published: Vec<(usize, usize)>,
@@ -72,12 +72,12 @@ impl SimulatedEngine {
         })
     }
 
-    /// Makes [`changes`](Self::changes) say, from now on, which blocks the cache announces.
+    /// Makes the cache record changes for [`changes`](Self::changes) from now on.
     pub(crate) fn follow(&self) -> Result<()> {
         Ok(self.cache.follow()?)
     }
 
-    /// Blocks that are no longer announced, and those that are now.
+    /// Blocks that left the cache since the last call, and blocks that came.
     pub(crate) fn changes(&self) -> (Vec<PrefixKey>, Vec<PrefixKey>) {
         let changes = self.cache.changes(Medium::Host, false);
         let removed = changes.removed.into_iter().map(|removed| removed.key);
@@ -85,12 +85,13 @@ impl SimulatedEngine {
         (removed.collect(), stored.map(|(key, _)| key).collect())
     }
 
-    /// How far the host has the entries of a prefix.
+    /// The joint hit of a prefix in the host.
     pub(crate) fn hit(&self, keys: &[PrefixKey]) -> Result<Hit> {
         Ok(self.cache.lookup(self.namespace, keys)?)
     }
 
-    /// Stores fetched entries: the pages of a prefix from one on, and the checkpoint at its end, as far as there is room.
+    /// Stores fetched entries as far as there is room: the pages of a prefix from `pages_from` on, and the checkpoint
+    /// at its end.
     pub(crate) fn bring(&self, keys: &[PrefixKey], pages_from: usize) -> Result<()> {
         let mut entries: Vec<_> = (pages_from..keys.len()).map(|at| (PAGE, at)).collect();
         entries.push((CHECKPOINT, keys.len() - 1));
@@ -99,7 +100,7 @@ impl SimulatedEngine {
         Ok(())
     }
 
-    /// Runs a request that comes at a time, and of which so many blocks were fetched.
+    /// Runs a request that arrives at `now`, in ms, and whose first `fetched` blocks were fetched.
     pub(crate) fn run(
         &mut self,
         request: &TraceRequest,
@@ -125,7 +126,7 @@ impl SimulatedEngine {
             published: Vec::new(),
         };
         let mut done = resumed;
-        // A step ends at each checkpoint; pages that none needs are not stored.
+        // A step ends at each checkpoint. Pages behind the last checkpoint are not stored.
         for end in admission
             .boundaries
             .into_iter()
@@ -150,7 +151,7 @@ impl SimulatedEngine {
     }
 }
 
-/// Tokens that the busiest engine computed, over the mean of all engines.
+/// Tokens that the busiest engine computed, divided by the mean of all engines.
 pub(crate) fn imbalance(fleet: &[SimulatedEngine]) -> f64 {
     let most = fleet.iter().map(|engine| engine.computed).max();
     let computed: u64 = fleet.iter().map(|engine| engine.computed).sum();

@@ -1,4 +1,4 @@
-//! Errors of a trace or its replay.
+//! Errors of traces and their replays.
 
 use hybrid_pages::error::Error;
 use thiserror::Error as ThisError;
@@ -7,7 +7,7 @@ use thiserror::Error as ThisError;
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
 #[non_exhaustive]
 pub enum LabError {
-    /// A trace can't be read: the text names the file and the line.
+    /// A trace can't be read. The text names the file and the line.
     #[error("trace: {0}")]
     Trace(String),
     /// An error of the core, such as an argument out of range.

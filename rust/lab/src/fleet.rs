@@ -1,7 +1,7 @@
 //! A simulation of one fleet of engines over a remote store: hits, and the load on the store.
 //!
-//! Each engine has a host of its own. Together they get as many copies of a trace as they could just compute
-//! without a hit. The first half of the time fills what is empty; counts are of the second half.
+//! Each engine has a host of its own. Together the engines get as many copies of a trace as they could just compute
+//! without a hit. The first half of the time fills the caches; counts are of the second half.
 
 use std::ops::ControlFlow;
 
@@ -28,13 +28,13 @@ pub struct FleetTerms {
     pub ratio: u32,
     /// Room of each host, as a size.
     pub host_size: u64,
-    /// Network from an engine to the store.
+    /// The network between an engine and the store.
     pub link: NetworkLink,
-    /// Format of the store's objects.
+    /// The format of the store's objects.
     pub packing: PackFormat,
-    /// Whether copies of the trace have the blocks in common that many of its sessions share.
+    /// Whether blocks that many sessions of the trace share are the same in all copies.
     pub share: bool,
-    /// Milliseconds of the trace to take; `None` for all of it.
+    /// How many milliseconds of the trace to simulate; `None` for all.
     pub lasts: Option<u64>,
 }
 
@@ -45,7 +45,7 @@ pub struct Fleet {
     pub engines: usize,
     /// How a router chooses an engine for a request.
     pub route: Route,
-    /// How engines use the store; `None` for not at all.
+    /// How engines use the store; `None` if they have none.
     pub admit: Option<RemoteUse>,
 }
 
@@ -64,33 +64,33 @@ pub struct FleetRow {
     pub input_tokens: u64,
     /// Tokens that requests resumed over.
     pub hit_tokens: u64,
-    /// Tokens of `hit_tokens` that were fetched.
+    /// The part of `hit_tokens` that was fetched.
     pub remote_hit_tokens: u64,
-    /// Tokens that the store had beyond the host in prefixes that are faster to compute.
+    /// Tokens that the store had and the host lacked, in prefixes that are faster to compute than to fetch.
     pub remote_slow_tokens: u64,
-    /// Seconds of computing that fetching saved, less those of fetching.
+    /// Seconds of computing that fetching saved, minus the seconds that it took.
     pub saved_seconds: f64,
-    /// Tokens that the busiest engine computed over the mean of all engines, in the whole time.
+    /// Tokens that the busiest engine computed in the whole time, divided by the mean of all engines.
     pub imbalance: f64,
-    /// Requests to the store and bytes, in all.
+    /// Counts of requests to the store and of bytes.
     pub load: StoreLoad,
-    /// The highest count of each in any one second.
+    /// For each of these counts, the highest value in any one second.
     pub most: StoreLoad,
     /// Number of packs in the store at the end.
     pub packs: u64,
-    /// Number of entries in the store at the end: as many as every engine's index holds.
+    /// Number of entries in the store at the end. The index of each engine holds as many.
     pub entries: u64,
     /// Bytes in the store at the end.
     pub stored_bytes: u64,
 }
 
-/// The time that is counted, in ms: whole seconds of the second half.
+/// The time span that is counted, in ms: the whole seconds of the second half.
 pub(crate) fn counted(trace: &Trace) -> (u64, u64) {
     let end = trace.lasts() / 1000 * 1000;
     ((trace.lasts() / 2).div_ceil(1000) * 1000, end)
 }
 
-/// Number of copies of a trace that so many engines can just serve without hits.
+/// How many copies of a trace this number of engines can just serve without hits.
 pub(crate) fn copies(trace: &Trace, terms: &FleetTerms, engines: usize) -> f64 {
     let per_second = trace.input_tokens() as f64 * 1000.0 / trace.lasts().max(1) as f64;
     engines as f64 * terms.link.speed / per_second
@@ -165,9 +165,9 @@ struct Simulation<'a> {
     router: Router,
     packs: SimulatedPacks,
     row: FleetRow,
-    /// Blocks of the request at hand.
+    /// Blocks of the current request.
     blocks: Vec<usize>,
-    /// Keys of the request at hand.
+    /// Keys of the current request.
     keys: Vec<PrefixKey>,
 }
 
@@ -222,8 +222,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Fetches entries of a prompt that the store has beyond the host, if that is wanted. Returns the number of blocks
-    /// that the request then resumes over.
+    /// If `admit` wants it, fetches the entries of a prompt that the store has and the host lacks. Returns the number
+    /// of blocks that the request then resumes over.
     fn fetch(&mut self, at: usize, now: u64, tokens: u64, admit: RemoteUse) -> Result<usize> {
         let packs = &mut self.packs;
         packs.advance(now);

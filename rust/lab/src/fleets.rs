@@ -13,14 +13,14 @@ use crate::fleet::{Fleet, FleetRow, FleetTerms, copies, counted, run};
 use crate::store_load::PackFormat;
 use crate::trace::Trace;
 
-/// Called with the number of requests that have run since the last call, and with about how many run in all. A break
+/// Called with the number of requests that have run since the last call, and with the approximate total. A break
 /// stops the simulation.
 pub type FleetProgress<'a> = dyn Fn(usize, usize) -> ControlFlow<()> + Sync + 'a;
 
-/// The longest trace, a hundred days: each second is counted apart.
+/// The longest trace: a hundred days. Every second has counts of its own.
 const MOST_SECONDS: u64 = 100 * 24 * 3600;
 
-/// Simulates every fleet, on all cores. Rows come in the order of fleets. After a break nothing goes on, and the rows
+/// Simulates every fleet, on all cores. Rows are in the order of fleets. A break ends all simulations, and the rows
 /// are incomplete.
 ///
 /// # Errors
@@ -73,7 +73,7 @@ pub fn fleets(
     let calls = |fleet: &Fleet| copies(trace, terms, fleet.engines) * trace.requests() as f64;
     let expected = all.iter().map(calls).sum::<f64>() as usize;
     let progress = |run: usize| progress(run, expected);
-    // The largest first: the others fill the gaps.
+    // The largest fleets start first, so that the smaller ones fill the gaps.
     let mut order: Vec<usize> = (0..all.len()).collect();
     order.sort_by_key(|&at| std::cmp::Reverse(all[at].engines));
     let rows = Mutex::new(vec![None; all.len()]);

@@ -1,11 +1,12 @@
-//! The lab: replays traces through the policies of the cache, beside a bound that is proven for all of them.
+//! The lab: replays traces through the policies of the cache, and computes an upper bound that holds for all
+//! policies.
 //!
-//! Sizes: a page has size 1, a checkpoint size R, the ratio. A budget is a share of the footprint, which is the
-//! number of different full blocks times (1 + R). Requests run one at a time; only full blocks count, and at
-//! least one token is computed.
+//! A page has size 1, and a checkpoint has size R, the ratio. A budget is a share of the footprint, which is the
+//! number of different full blocks times (1 + R). Requests run one at a time. Only full blocks count, and each
+//! request computes at least one token.
 //!
-//! The lab is a crate of its own, so that the core depends on no decompressor. Of the core it uses ids, the
-//! error, [`policy`](hybrid_pages::policy) and, for several engines, the [`cache`](hybrid_pages::cache).
+//! The lab is a crate of its own, so that the core depends on no decompressor. From the core it uses ids, the error,
+//! [`policy`](hybrid_pages::policy) and, for several engines, the [`cache`](hybrid_pages::cache).
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
 

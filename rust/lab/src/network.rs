@@ -1,13 +1,13 @@
-//! The network to a remote store, and an engine's speed: what fetching costs against computing.
+//! The network to a remote store and an engine's speed: the costs of fetching and of computing.
 
 use hybrid_pages::error::Error;
 
 use crate::error::Result;
 
-/// The most bytes of a page, and of a checkpoint.
+/// The most bytes of a page or a checkpoint.
 const MOST_BYTES: u64 = 1 << 40;
 
-/// The network between an engine and a remote store, sizes of entries, and the engine's speed.
+/// The network between an engine and a remote store, the sizes of entries, and the engine's speed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NetworkLink {
     /// Seconds from a request to the first byte of its answer.
@@ -22,13 +22,13 @@ pub struct NetworkLink {
     pub speed: f64,
 }
 
-/// How engines use a remote store: what they upload, and what they fetch.
+/// Which entries engines upload to a remote store and fetch from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RemoteUse {
-    /// Entries that a second request has passed are uploaded; prefixes that are faster to fetch than to compute are
-    /// fetched.
+    /// Uploads entries that a second request has passed, and fetches prefixes that are faster to fetch than to
+    /// compute.
     Auto,
-    /// Everything that is published is uploaded, and everything that is found is fetched.
+    /// Uploads everything that is published, and fetches everything that is found.
     All,
 }
 
@@ -47,7 +47,7 @@ impl RemoteUse {
 }
 
 impl NetworkLink {
-    /// Rejects numbers that no link has.
+    /// Rejects numbers that are out of range.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] with the number's name.
@@ -78,29 +78,29 @@ impl NetworkLink {
         Err(Error::InvalidArgument(wrong).into())
     }
 
-    /// Least tokens of a prefix that are faster to fetch, with one checkpoint, than to compute; `None` if the
-    /// network is so slow that none are.
+    /// The least number of tokens of a prefix that is faster to fetch, with one checkpoint, than to compute; `None`
+    /// if the network is too slow for any.
     #[must_use]
     pub fn break_even(&self, block_tokens: u64) -> Option<u64> {
         let page = self.page_bytes as f64 / block_tokens as f64 / self.bandwidth;
         let gain = 1.0 / self.speed - page;
         let tokens = self.fetch(self.checkpoint_bytes) / gain;
-        // Beyond this it is a rounding error of the gain.
+        // Larger results come from rounding errors of the gain.
         (gain > 0.0 && tokens < 1e15).then(|| tokens as u64 + 1)
     }
 
-    /// Bytes of so many pages and checkpoints.
+    /// Total bytes of these numbers of pages and checkpoints.
     pub(crate) const fn bytes(&self, pages: usize, checkpoints: usize) -> u64 {
         let pages = self.page_bytes.saturating_mul(pages as u64);
         pages.saturating_add(self.checkpoint_bytes.saturating_mul(checkpoints as u64))
     }
 
-    /// Seconds that fetching so many bytes takes, all requests being under way together.
+    /// Seconds that fetching `bytes` takes, with all requests under way at the same time.
     pub(crate) fn fetch(&self, bytes: u64) -> f64 {
         self.latency + bytes as f64 / self.bandwidth
     }
 
-    /// Seconds that computing so many tokens takes.
+    /// Seconds that computing `tokens` takes.
     pub(crate) fn compute(&self, tokens: u64) -> f64 {
         tokens as f64 / self.speed
     }

@@ -1,8 +1,8 @@
-//! One replay: a trace, a host with a policy and a budget, and a disk or a remote store below it or none.
+//! One replay: a trace, and a host with a policy and a budget, above a disk, a remote store or nothing.
 //!
-//! The lab hosts the policies that [`Cache`](hybrid_pages::cache::Cache) hosts, but keeps the published order in
-//! the host: a request's entries enter first, then the policy chooses what goes until the budget holds, the new
-//! ones included. A cache can't do that, since it has no room beyond its slots; nor does the disk here.
+//! The policies are those of [`Cache`](hybrid_pages::cache::Cache), but the host evicts in another order: a request's
+//! entries enter first, then the policy evicts until the budget holds, and may evict the new entries, too. A cache
+//! can't do that, since it has no room beyond its slots. The disk here can't either.
 
 use hybrid_pages::ids::EntryId;
 use hybrid_pages::policy::{EntryKind, Hints, NewRequest, Policy};
@@ -18,13 +18,13 @@ use crate::trace::{Trace, TraceRequest};
 pub(crate) struct ReplayOutcome {
     /// Tokens that requests resumed over.
     pub hit_tokens: u64,
-    /// Tokens of `hit_tokens` that the host alone would not have found.
+    /// The part of `hit_tokens` that the host alone would not have found.
     pub disk_hit_tokens: u64,
-    /// Size of all entries written to the host.
+    /// Total size of all entries written to the host.
     pub written_size: u64,
-    /// Size of all entries written to the disk.
+    /// Total size of all entries written to the disk.
     pub disk_written_size: u64,
-    /// Size of all entries read from the disk.
+    /// Total size of all entries read from the disk.
     pub disk_read_size: u64,
     /// Size of the host's checkpoints after each request, summed over requests.
     pub checkpoint_size: u64,
@@ -36,7 +36,7 @@ pub(crate) struct ReplayOutcome {
     pub traffic: RemoteTraffic,
 }
 
-/// A replay of one trace through a host that only counts entries, over a disk or a remote store or neither.
+/// A replay of one trace through a host that only counts entries, above a disk, a remote store or nothing.
 pub(crate) struct OneReplay<'a> {
     trace: &'a Trace,
     host: CountedTier<'a>,
@@ -154,7 +154,7 @@ impl<'a> OneReplay<'a> {
                 self.outcome.disk_read_size += read;
             }
         }
-        // Pages behind the last checkpoint are not kept: nothing could resume there.
+        // Pages behind the last checkpoint are not kept, since no request could resume there.
         let reach = self
             .admitted
             .last()
@@ -193,7 +193,7 @@ impl<'a> OneReplay<'a> {
         self.outcome.most_size = self.outcome.most_size.max(taken);
     }
 
-    /// Brings entries of a hit to the host that it lacks. Returns their size.
+    /// Brings the entries of a hit that the host lacks to the host. Returns their total size.
     fn promote(&mut self, path: &[u32]) -> u64 {
         let before = self.host.written;
         for &at in path {
@@ -207,7 +207,7 @@ impl<'a> OneReplay<'a> {
         self.host.written - before
     }
 
-    /// Releases the entries of a request, the deepest first and a block's checkpoint before its page.
+    /// Releases the entries of a request: the deepest first, and a block's checkpoint before its page.
     fn release(&mut self, path: &[u32], resumed: usize, hints: &Hints) {
         let everything = self.host.policy.refreshes_path();
         let reach = self.admitted.last().copied().unwrap_or(0).max(resumed);

@@ -1,9 +1,9 @@
-//! A simulated remote store as objects: packs of entries, and the requests by which they are written, found and read.
+//! A simulated remote store: packs of entries, and the requests that write, find and read them.
 //!
-//! An engine gathers entries in a pack, and sends it when it is large or its first entry has waited. An object's
-//! key begins with the time, and its first bytes are a table of its entries. To learn what others have sent, an
-//! engine lists the keys after the last one that it knows, and gets the table of each new pack. It gets entries
-//! by one request for each run of neighbours in a pack.
+//! An engine gathers entries in a pack, and sends the pack when it is large or its first entry has waited long
+//! enough. A pack is an object whose key begins with the time, and whose first bytes are a table of its entries. To
+//! find packs of others, an engine lists the keys after the last one that it knows, and gets the table of each new
+//! pack. One request gets a run of neighbouring entries of a pack.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -11,7 +11,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use crate::network::NetworkLink;
 use crate::store_load::{PackFormat, StoreLoad};
 
-/// The place of an entry: a pack, and its number in it.
+/// The place of an entry: a pack, and the entry's number in the pack.
 #[derive(Clone, Copy)]
 struct PackPlace {
     pack: u32,
@@ -22,7 +22,7 @@ const NOWHERE: PackPlace = PackPlace {
     pack: u32::MAX,
     place: 0,
 };
-/// Time at which a pack can be read that has not been sent yet.
+/// Stands for the time from which a pack can be read while it is not sent yet.
 const NEVER: u64 = u64::MAX;
 
 struct SimulatedPack {
@@ -34,14 +34,14 @@ struct SimulatedPack {
     there: u64,
 }
 
-/// Numbers of packs and of entries in them.
+/// A number of packs, and the number of entries in them.
 #[derive(Clone, Copy, Default)]
 struct Counted {
     packs: u64,
     entries: u64,
 }
 
-/// An engine's index of the store: what it knows to be there.
+/// An engine's knowledge of the store's content.
 #[derive(Clone, Default)]
 struct EngineIndex {
     /// When the engine last looked for new packs; `None` before the first time.
@@ -64,22 +64,22 @@ pub(crate) struct SimulatedPacks {
     /// Place of each entry, by kind and block.
     spots: [Vec<PackPlace>; 2],
     engines: Vec<EngineIndex>,
-    /// Open packs, the oldest first; some are closed already.
+    /// Packs that were opened, the oldest first. Some are closed already.
     open: VecDeque<u32>,
     /// Packs that are being sent, by the time at which they can be read.
     on_the_way: BinaryHeap<Reverse<(u64, u32)>>,
-    /// Packs that can be read, in the order in which they will be deleted.
+    /// Packs that can be read, those to be deleted first in front.
     stored: VecDeque<u32>,
     there: Counted,
-    /// Time at which each pack, deleted ones included, could first be read.
+    /// The times from which packs could be read, deleted packs included.
     came: Vec<u64>,
-    /// Number of packs that are there and not deleted.
+    /// Number of packs in the store.
     pub(crate) live_packs: u64,
-    /// Number of entries of those packs.
+    /// Number of entries in the store's packs.
     pub(crate) live_entries: u64,
-    /// Bytes of those packs.
+    /// Bytes of the store's packs.
     pub(crate) live_bytes: u64,
-    /// Requests and bytes of each second.
+    /// The load of each second.
     pub(crate) seconds: Vec<StoreLoad>,
 }
 
@@ -120,7 +120,7 @@ impl SimulatedPacks {
         [self.link.page_bytes, self.link.checkpoint_bytes][kind]
     }
 
-    /// Lets everything happen that is due until a time.
+    /// Advances the time, and does everything that is due until then.
     pub(crate) fn advance(&mut self, now: u64) {
         while let Some(&pack) = self.open.front() {
             let due = self.packs[pack as usize]
@@ -172,7 +172,7 @@ impl SimulatedPacks {
         }
     }
 
-    /// Sends an engine's pack.
+    /// Sends the open pack of an engine.
     fn send(&mut self, engine: usize, now: u64) {
         let Some(open) = self.engines[engine].open.take() else {
             return;
@@ -191,7 +191,7 @@ impl SimulatedPacks {
         load.up_bytes = load.up_bytes.saturating_add(bytes);
     }
 
-    /// A lookup of an engine, which lists and gets tables if its index is too old.
+    /// Counts a lookup by an engine. If the engine's index is too old, it lists the store and gets new tables.
     pub(crate) fn look(&mut self, engine: usize, now: u64) {
         let packing = self.packing;
         let there = self.there;
@@ -204,7 +204,7 @@ impl SimulatedPacks {
         }
         let own_packs = index.own.packs - index.own_known.packs;
         let own_entries = index.own.entries - index.own_known.entries;
-        // Who looks for the first time finds only what is not deleted.
+        // An engine that looks for the first time does not find deleted packs.
         let new = (there.packs - index.known.packs).min(self.live_packs);
         let entries = (there.entries - index.known.entries).min(self.live_entries);
         let (tables, rows) = (
@@ -226,7 +226,7 @@ impl SimulatedPacks {
         (index.known, index.own_known) = (there, index.own);
         let load = self.load(now);
         load.looks += 1;
-        // A full reply says that there may be more.
+        // After a full reply there may be more keys, so one more request is made.
         load.lists += 1 + keys / packing.list_keys;
         load.table_gets += tables;
         load.table_bytes = load.table_bytes.saturating_add(packing.table(tables, rows));
@@ -249,7 +249,7 @@ impl SimulatedPacks {
         pack.there <= if own { now } else { looked } && self.alive(pack, now)
     }
 
-    /// An engine gets entries, each a kind and a block.
+    /// Counts the requests by which an engine gets entries, each given as a kind and a block.
     pub(crate) fn fetch(&mut self, now: u64, entries: impl Iterator<Item = (usize, usize)>) {
         let entry = |(kind, block): (usize, usize)| (self.spots[kind][block], self.size(kind));
         let mut wanted: Vec<(PackPlace, u64)> = entries.map(entry).collect();
@@ -277,7 +277,8 @@ impl SimulatedPacks {
         load.down_bytes = load.down_bytes.saturating_add(bytes);
     }
 
-    /// An engine puts an entry unless it knows that it is there or on the way.
+    /// Adds an entry to an engine's open pack, unless the engine knows that the entry is in the store or on the way
+    /// there.
     pub(crate) fn store(&mut self, engine: usize, kind: usize, block: usize, now: u64) {
         let spot = self.spots[kind][block];
         let mut elsewhere = false;
@@ -309,7 +310,7 @@ impl SimulatedPacks {
         pack.entries += 1;
         pack.bytes = pack.bytes.saturating_add(size);
         let full = pack.bytes >= self.packing.pack_bytes;
-        // Who comes second is not found: the first is as good.
+        // If two packs have an entry, engines find the first.
         if !elsewhere {
             self.spots[kind][block] = PackPlace { pack: open, place };
         }

@@ -17,15 +17,15 @@ use crate::policies;
 use crate::simulated_store::RemoteTraffic;
 use crate::trace::Trace;
 
-/// Name of the upper bound among the policies of a replay.
+/// The name that stands for the upper bound in a list of policies.
 pub const BOUND: &str = "bound";
 
-/// The room of a tier.
+/// The size limit of a tier.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Budget {
-    /// As a share of the footprint.
+    /// A share of the trace's footprint.
     Fraction(f64),
-    /// As a size.
+    /// A size, where a page has size 1.
     Size(u64),
 }
 
@@ -34,7 +34,7 @@ impl Budget {
     pub(crate) fn resolve(self, footprint: u64) -> Result<(u64, f64)> {
         match self {
             Self::Fraction(share) if share.is_finite() && share >= 0.0 => {
-                // 29 % of 100 is 29, though the nearest float to .29 is less.
+                // The float nearest to 0.29 is less, but 29 % of 100 shall be 29.
                 let size = share * footprint as f64 * (1.0 + 1e-12);
                 Ok((size.floor() as u64, share))
             }
@@ -47,7 +47,7 @@ impl Budget {
     }
 }
 
-/// A tier below the host, which is written when entries are published.
+/// A tier below the host. It is written when entries are published.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ReplayedTier {
     /// A disk.
@@ -57,7 +57,7 @@ pub enum ReplayedTier {
         /// Name of the disk's policy.
         policy: String,
     },
-    /// A remote store without a limit: every policy is replayed by each [`RemoteUse`].
+    /// A remote store without a limit. Every policy is replayed with each [`RemoteUse`].
     Remote(NetworkLink),
 }
 
@@ -70,9 +70,9 @@ pub struct ReplayRow {
     pub policy: String,
     /// Size of a checkpoint; a page has size 1.
     pub ratio: u32,
-    /// Room of the host, as a share of the footprint.
+    /// Size limit of the host, as a share of the footprint.
     pub budget_fraction: f64,
-    /// Room of the host, as a size.
+    /// Size limit of the host.
     pub budget_size: u64,
     /// Number of requests.
     pub requests: usize,
@@ -80,17 +80,17 @@ pub struct ReplayRow {
     pub input_tokens: u64,
     /// Tokens that requests resumed over.
     pub hit_tokens: u64,
-    /// Tokens of `hit_tokens` that the host alone would not have found.
+    /// The part of `hit_tokens` that the host alone would not have found.
     pub disk_hit_tokens: u64,
-    /// Size of all entries written to the host.
+    /// Total size of all entries written to the host.
     pub written_size: u64,
-    /// Room of the disk, as a size; 0 without one.
+    /// Size limit of the disk; 0 without a disk.
     pub disk_size: u64,
-    /// Size of all entries written to the disk.
+    /// Total size of all entries written to the disk.
     pub disk_written_size: u64,
-    /// Size of all entries read from the disk.
+    /// Total size of all entries read from the disk.
     pub disk_read_size: u64,
-    /// How the remote store is used; `None` without one, and for the bound.
+    /// How the remote store is used; `None` without a remote store, and for the bound.
     pub admit: Option<RemoteUse>,
     /// Traffic between the host and the remote store.
     pub traffic: RemoteTraffic,
@@ -98,7 +98,7 @@ pub struct ReplayRow {
     pub most_size: u64,
     /// Average share of checkpoints in the size of the host's entries.
     pub state_share: f64,
-    /// Microseconds per request, the lab's own bookkeeping included.
+    /// Microseconds of the replay per request, the lab's bookkeeping included.
     pub policy_us_per_request: f64,
     /// Bytes of memory that the policies held at the end.
     pub metadata_bytes: usize,
@@ -112,8 +112,8 @@ impl ReplayRow {
     }
 }
 
-/// Replays every trace with every policy and budget, over all cores. Rows come in that order; each is
-/// shown to `done` when it is made. After a break nothing more is begun, and the rows so far are returned.
+/// Replays every trace with every policy and budget, on all cores. The rows are in that order. `done` is called with
+/// each row when it is made. After a break no replay begins, and the rows so far are returned.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for an unknown policy, a ratio of 0 or a budget out of range, before
@@ -128,11 +128,11 @@ pub fn replay<T: Borrow<Trace> + Sync>(
     replay_over(traces, policies, budgets, ratio, None, done)
 }
 
-/// Replays every trace as [`replay`] does, with a tier below the host. With a remote store a policy has a row per [`RemoteUse`] and budget, in that
-/// order.
+/// Replays every trace with every policy and budget, with a tier below the host. Apart from that it works as
+/// [`replay`]. With a remote store, a policy has a row per [`RemoteUse`] and budget, in that order.
 ///
 /// # Errors
-/// Those of [`replay`], for the disk, too; those of [`NetworkLink::check`].
+/// The errors of [`replay`], also for the disk's settings, and those of [`NetworkLink::check`].
 pub fn replay_over<T: Borrow<Trace> + Sync>(
     traces: &[T],
     policies: &[String],
@@ -217,7 +217,7 @@ enum ReplayTier<'a> {
     /// A disk with this policy, of this size.
     Disk(&'a str, u64),
     Remote(NetworkLink, RemoteUse),
-    /// A store from which nothing that was ever published is lost: for the bound.
+    /// A store that keeps everything that was ever published: for the bound.
     Everything,
 }
 

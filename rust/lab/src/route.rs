@@ -1,5 +1,5 @@
-//! Engines behind a router, on one trace: they share a budget out evenly, and an engine computes as many tokens
-//! a second as its part of the trace has, so that without hits it is just busy.
+//! Several engines behind a router, on one trace. Each engine has an equal part of the budget, and computes as many
+//! tokens per second as its part of the trace has: without hits it is just busy.
 
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::PrefixKey;
@@ -10,7 +10,7 @@ use crate::replay::Budget;
 use crate::router::{Route, Router};
 use crate::trace::Trace;
 
-/// The result of one way to route.
+/// The result of routing a trace in one way.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct RouteResult {
     /// Tokens of all prompts.
@@ -19,11 +19,11 @@ pub struct RouteResult {
     pub hit_tokens: u64,
     /// Tokens that the router expected requests to resume over.
     pub predicted_tokens: u64,
-    /// Tokens that the busiest engine computed, over the mean of all engines.
+    /// Tokens that the busiest engine computed, divided by the mean of all engines.
     pub imbalance: f64,
 }
 
-/// Sends the requests of a trace to so many engines, each with its part of the budget.
+/// Sends the requests of a trace to several engines, each of which has an equal part of the budget.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for an unknown policy, no engine, or a budget out of range;

@@ -1,7 +1,7 @@
-//! A router in front of engines: what it knows of them, and where it sends a request.
+//! A router in front of engines, which decides where a request goes.
 //!
-//! It sends a request to where it would end first, by how much the engine has still to compute and what it
-//! lacks of the prompt. An engine is taken to compute a certain number of tokens a second.
+//! A request goes to the engine where it would end first. That depends on how much the engine has still to compute,
+//! and how much of the prompt the engine lacks. Engines are assumed to compute a fixed number of tokens per second.
 
 use hashbrown::HashMap;
 use hybrid_pages::error::Error;
@@ -13,13 +13,14 @@ use crate::error::Result;
 /// How a router chooses an engine for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Route {
-    /// In turn.
+    /// Each engine in turn.
     RoundRobin,
-    /// By how much engines have still to compute alone.
+    /// The engine that has the least left to compute.
     Load,
-    /// An engine is taken to have whatever was ever sent there: what a router can know without events.
+    /// The engine where the request would end first, if engines have every prompt that was ever sent there. A router
+    /// knows that without events.
     Sent,
-    /// An engine has what it announces.
+    /// The engine where the request would end first, by the blocks that engines announce.
     Events,
 }
 
@@ -49,11 +50,11 @@ pub(crate) struct Router {
     route: Route,
     /// Tokens that an engine computes per ms.
     speed: f64,
-    /// When each engine has computed all that was sent there, in ms.
+    /// For each engine, the time in ms when it will have computed everything that was sent there.
     idle: Vec<f64>,
-    /// Engines that are taken to have a block.
+    /// For each block, the engines that are assumed to have it.
     holders: HashMap<PrefixKey, Vec<u32>>,
-    /// Leading blocks that each engine is taken to have of the prompt at hand.
+    /// For each engine, how many leading blocks of the current prompt it is assumed to have.
     known: Vec<u32>,
     requests: usize,
 }
@@ -73,7 +74,7 @@ impl Router {
         })
     }
 
-    /// The engine for a request, and how many leading blocks it is taken to have.
+    /// Chooses the engine for a request. Also returns how many leading blocks it is assumed to have.
     pub(crate) fn choose(
         &mut self,
         now: u64,
@@ -115,7 +116,7 @@ impl Router {
         (chosen.0, self.known[chosen.0] as usize)
     }
 
-    /// Takes note of a request that an engine ran, of how much that was, and of what the engine says since.
+    /// Notes that an engine ran a request, how many tokens it computed, and which blocks it announced.
     pub(crate) fn hear(
         &mut self,
         at: usize,

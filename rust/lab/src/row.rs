@@ -1,18 +1,18 @@
-//! One row of a trace: a request, or a recording's description of itself.
+//! One row of a trace file: a request, or the header of a recording.
 
 use hybrid_pages::policy::Hints;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The format that a recording of a live engine names in its first row.
+/// The name of the format in the first row of a live engine's recording.
 const FORMAT: &str = "hybrid-pages-trace";
 const VERSION: u64 = 1;
-/// Most tokens per block, a bound on nonsense: no sum of lengths overflows.
+/// Most tokens per block. The limit keeps sums of lengths from overflow.
 pub(crate) const MOST_BLOCK_TOKENS: u64 = 1 << 20;
-/// The highest time in milliseconds and the longest answer: up to here a float holds every integer.
+/// The highest time in milliseconds, and the longest answer in tokens. Up to here a float holds every integer.
 const MOST: u64 = 1 << 53;
 
-/// One request of a trace file, as both formats write it.
+/// One request of a trace file, in either format.
 #[derive(Debug, Deserialize)]
 pub(crate) struct TraceRow {
     pub(crate) timestamp: f64,
@@ -24,7 +24,7 @@ pub(crate) struct TraceRow {
     pub(crate) session: Option<HashId>,
     #[serde(default)]
     priority: i8,
-    /// Seconds.
+    /// The hint how long to keep the request's entries, in seconds.
     #[serde(default)]
     retain: f64,
     #[serde(default = "stored")]
@@ -35,7 +35,7 @@ const fn stored() -> bool {
     Hints::NONE.store
 }
 
-/// A hash as a number or as text.
+/// A hash, written as a number or as text.
 #[derive(Debug, Deserialize, PartialEq, Eq, Hash)]
 #[serde(
     untagged,
@@ -48,7 +48,7 @@ pub(crate) enum HashId {
 }
 
 impl TraceRow {
-    /// Reads one row of a trace with such blocks, or says what is wrong with it.
+    /// Reads one row of a trace with blocks of `block_tokens`. The error says what is wrong.
     pub(crate) fn parse(text: &[u8], block_tokens: u64) -> Result<Self, String> {
         if text.trim_ascii_start().first() != Some(&b'{') {
             return Err("expected a JSON object, found something else".into());
@@ -92,7 +92,7 @@ impl TraceRow {
         Ok(row)
     }
 
-    /// The hints of the row. Sessions have names that the reader gives.
+    /// The hints of the row. The reader numbers the sessions.
     pub(crate) fn hints(&self, session: Option<u64>) -> Hints {
         Hints {
             session,
@@ -103,7 +103,7 @@ impl TraceRow {
     }
 }
 
-/// Tokens per block that a recording's first row names; `None` for a row that is none.
+/// Tokens per block in the first row of a recording; `None` if this is another row.
 pub(crate) fn header(text: &[u8]) -> Option<Result<u64, String>> {
     let Ok(Value::Object(found)) = serde_json::from_slice(text) else {
         return None;
@@ -124,7 +124,7 @@ pub(crate) fn header(text: &[u8]) -> Option<Result<u64, String>> {
     }))
 }
 
-/// The parser's reason with the column alone: the line's number is the file's.
+/// The parser's error with the column but not the line, which is the number in the file.
 fn reason(text: &[u8], error: &serde_json::Error) -> String {
     let found = error.to_string();
     let found = found.split(" at line ").next().unwrap_or_default();

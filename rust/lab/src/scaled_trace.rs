@@ -1,9 +1,9 @@
-//! The requests of many users, as many as a fleet can just serve, made from copies of one trace.
+//! A trace of as many requests as a fleet can just serve, made from copies of one trace.
 //!
-//! The sessions of a trace come once in each copy, every copy at another time of the trace's length: a session
-//! begins that much later, and one that would begin after the trace's end begins as much after its start. Gaps
-//! within a session stay as they are. Of the last copy there is a share of the sessions. Blocks that many
-//! sessions of the trace pass, such as system prompts, are the same in all copies; all others are a copy's own.
+//! Each copy has all sessions of the trace, shifted by a time of its own. A session that would begin after the
+//! trace's end wraps around to the start. Gaps within a session stay as they are. The last copy may have only a part
+//! of the sessions. Blocks that many sessions of the trace pass, such as system prompts, are the same in all copies;
+//! every copy has its own version of the others.
 
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::PrefixKey;
@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::error::Result;
 use crate::trace::{Trace, TraceRequest};
 
-/// A block that so many sessions pass is the same in all copies.
+/// A block that at least this many sessions pass is the same in all copies.
 const SHARED_BY: u32 = 10;
 /// Step between the starts of copies, as a share of the trace's length: the golden ratio spreads any number of copies
 /// evenly.
@@ -38,7 +38,7 @@ pub(crate) struct ScaledTrace<'a> {
 }
 
 impl<'a> ScaledTrace<'a> {
-    /// Makes so many copies of a trace. `share`: whether copies have common blocks.
+    /// Makes `copies` copies of a trace. `share`: whether copies have common blocks.
     pub(crate) fn new(trace: &'a Trace, copies: f64, share: bool) -> Result<Self> {
         let (sessions, requests) = trace.derive();
         let count = copies.ceil() as usize;
@@ -101,7 +101,7 @@ impl<'a> ScaledTrace<'a> {
         &self.trace.requests[request.traced as usize]
     }
 
-    /// The number of each block of a request. Blocks with one number have the same tokens.
+    /// The number of each block of a request. Blocks with equal numbers have the same tokens.
     pub(crate) fn blocks<'b>(
         &'b self,
         request: &'b ScaledRequest,
@@ -134,12 +134,12 @@ impl<'a> ScaledTrace<'a> {
     }
 }
 
-/// A number from 0 to 1, the same for the same session of the same copy.
+/// A random number from 0 to 1 that depends only on the session and the copy.
 fn chance(session: u64, copy: u64) -> f64 {
     (xxh3_64_with_seed(&session.to_le_bytes(), copy) >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// Which boundaries many sessions pass.
+/// Whether many sessions pass each boundary.
 fn popular(trace: &Trace, sessions: &[Option<usize>]) -> Vec<bool> {
     let mut passing = vec![(usize::MAX, 0_u32); trace.boundaries.len()];
     let mut by_session: Vec<usize> = (0..trace.requests.len()).collect();

@@ -1,4 +1,4 @@
-//! Session ids of a trace's requests: those that the trace names, or ids derived from its prompts.
+//! Session ids of a trace's requests: those in the trace, or ids derived from its prompts.
 
 use hashbrown::HashMap;
 
@@ -12,11 +12,11 @@ pub enum SessionIds {
     Given,
     /// No ids.
     Ignored,
-    /// Derived ids for every request: a request goes on in the session whose last prompt is the longest one that its
-    /// own begins with, and begins a session if there is none.
+    /// Ids derived from prompts, for every request. A request continues the session whose last prompt is the longest
+    /// prefix of its own prompt. If there is none, it begins a session.
     Derived,
-    /// Derived ids for requests of sessions with several requests alone: as if the application told conversations
-    /// from single calls.
+    /// Ids derived from prompts, but only for sessions with several requests, as if the application told
+    /// conversations from single calls.
     Returning,
 }
 

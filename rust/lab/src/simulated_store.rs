@@ -8,14 +8,14 @@ use crate::network::{NetworkLink, RemoteUse};
 pub struct RemoteTraffic {
     /// Tokens that requests resumed over and that the host alone would not have found.
     pub hit_tokens: u64,
-    /// Tokens that the store had beyond the host in prefixes that are slower to fetch than to compute. They are
-    /// not fetched, or, by [`RemoteUse::All`], fetched at a loss.
+    /// Tokens that the store had and the host lacked, in prefixes that are slower to fetch than to compute. They are
+    /// fetched only with [`RemoteUse::All`], at a loss.
     pub slow_tokens: u64,
     /// Bytes to the store.
     pub up_bytes: u64,
     /// Bytes from the store.
     pub down_bytes: u64,
-    /// Seconds that computing what was fetched would have taken, less those that fetching took.
+    /// Seconds of computing that fetching saved, minus the seconds that it took.
     pub saved_seconds: f64,
 }
 
@@ -50,7 +50,7 @@ impl SimulatedStore {
         self.checkpoints[at as usize]
     }
 
-    /// Decides whether a path of which the host lacks a part is fetched, instead of computing so many tokens.
+    /// Decides whether to fetch the part of a path that the host lacks, or to compute its `tokens`.
     pub(crate) fn fetch(&mut self, path: &[u32], tokens: u64, host: &CountedTier<'_>) -> bool {
         let pages = path.iter().filter(|&&at| !host.has_page(at)).count();
         let last = path.last().filter(|&&at| !host.has_checkpoint(at));
@@ -68,7 +68,7 @@ impl SimulatedStore {
         true
     }
 
-    /// Offers the entries of a path that the host has: pages, the checkpoint that was resumed from and new ones.
+    /// Offers the host's entries of a path: pages, the checkpoint that was resumed from, and new checkpoints.
     pub(crate) fn write_behind(
         &mut self,
         path: &[u32],

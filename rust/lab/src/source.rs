@@ -1,4 +1,4 @@
-//! The bytes of a trace file, which may be compressed: its first bytes tell.
+//! Reads a trace file, which may be compressed: the first bytes tell the format.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Error, Read};
@@ -7,7 +7,7 @@ use std::path::Path;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
-/// Opens a file or a pipe. What is compressed is read to the end of its last member or frame.
+/// Opens a file or a pipe. Compressed files are read to the end of the last member or frame.
 pub(crate) fn open(path: &Path) -> io::Result<Box<dyn Read>> {
     let mut file = File::open(path)?;
     let mut magic = Vec::new();
@@ -15,7 +15,7 @@ pub(crate) fn open(path: &Path) -> io::Result<Box<dyn Read>> {
     let source = BufReader::new(Cursor::new(magic.clone()).chain(file));
     Ok(match magic.as_slice() {
         [0x1f, 0x8b, ..] => Box::new(flate2::bufread::MultiGzDecoder::new(source)),
-        // A frame, or one to skip: parallel compressors begin with those.
+        // A zstd frame, or a frame to skip, with which parallel compressors begin.
         [0x28, 0xb5, 0x2f, 0xfd] | [0x50..=0x5f, 0x2a, 0x4d, 0x18] => Box::new(ZstdFrames {
             source,
             decoder: FrameDecoder::new(),

@@ -1,28 +1,28 @@
-//! The load of a remote store: the format of its objects, and counts of requests and bytes.
+//! The load of a remote store: counts of requests and bytes, and the format of objects that determines them.
 
-/// The format of packs, the objects of a remote store, and when engines look for new ones.
+/// The format of packs, which are the objects of a remote store, and when engines look for new packs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PackFormat {
-    /// Bytes of entries at which a pack is sent.
+    /// A pack is sent when its entries have this many bytes.
     pub pack_bytes: u64,
-    /// Milliseconds after which a pack is sent that has not reached `pack_bytes`, counted from its first entry.
+    /// Milliseconds after its first entry at which a pack is sent, even if it is smaller than `pack_bytes`.
     pub wait: u64,
-    /// The most bytes of a run, which is fetched by one request: neighbouring entries of a pack, or one larger entry.
+    /// The most bytes of neighbouring entries that one request fetches. A larger entry has a request of its own.
     pub run_bytes: u64,
-    /// Milliseconds after which a lookup looks for new packs.
+    /// Age in milliseconds from which on a lookup finds the index too old, and looks for new packs.
     pub stale: u64,
     /// The most keys in a reply to a list request.
     pub list_keys: u64,
-    /// Milliseconds before the last list request at which a list begins: so long may a pack be under way, and so much
-    /// may the clocks of engines differ.
+    /// A list request begins this many milliseconds before the last one: a pack may be under way as long, or clocks
+    /// of engines may differ as much.
     pub overlap: u64,
-    /// Milliseconds after which an engine lists everything, to learn what was deleted.
+    /// Milliseconds after which an engine lists all packs, to find out which were deleted.
     pub whole: u64,
     /// Bytes of a pack's table without its rows.
     pub table_bytes: u64,
     /// Bytes of the row of an entry in a pack's table.
     pub row_bytes: u64,
-    /// Milliseconds after which packs are deleted; `None` for never.
+    /// Age in milliseconds at which packs are deleted; `None` if they never are.
     pub retention: Option<u64>,
 }
 
@@ -44,19 +44,19 @@ impl Default for PackFormat {
 }
 
 impl PackFormat {
-    /// Bytes of the tables of packs with so many entries together.
+    /// Total bytes of the tables of `packs` packs with `entries` entries in all.
     pub(crate) const fn table(&self, packs: u64, entries: u64) -> u64 {
         let rows = entries.saturating_mul(self.row_bytes);
         packs.saturating_mul(self.table_bytes).saturating_add(rows)
     }
 }
 
-/// Counts of requests to a remote store and of bytes, in one second or in a longer time.
+/// Counts of requests to a remote store and of bytes, during a second or longer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StoreLoad {
     /// Lookups that looked for new packs.
     pub looks: u64,
-    /// List requests: one for each reply.
+    /// List requests. A long list takes several.
     pub lists: u64,
     /// Get requests for tables.
     pub table_gets: u64,
@@ -77,7 +77,7 @@ impl StoreLoad {
         self.merge(other, u64::saturating_add);
     }
 
-    /// Keeps the larger of each count.
+    /// Sets each count to the larger of the two.
     pub(crate) fn most(&mut self, other: &Self) {
         self.merge(other, u64::max);
     }

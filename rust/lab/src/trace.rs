@@ -1,4 +1,4 @@
-//! Traces as chains of boundaries: Mooncake's JSONL and recordings of a live engine.
+//! Traces, read from Mooncake's JSONL or from recordings of a live engine, as chains of boundaries.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -11,23 +11,23 @@ use crate::error::{LabError, Result};
 use crate::row::{self, HashId, MOST_BLOCK_TOKENS, TraceRow};
 use crate::source;
 
-/// The number that stands for no block before the first.
+/// Stands for the missing block before the first one.
 pub(crate) const ROOT: u32 = u32::MAX;
 /// Tokens per block in Mooncake's traces.
 const BLOCK_TOKENS: u64 = 512;
-/// Most bytes per row, far more than any prompt needs: a file without line ends is no trace.
+/// Most bytes per row, far more than any prompt needs. A file with a longer line is no trace.
 const MOST_LINE: u64 = 64 << 20;
 
 /// How to read a trace.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ReadOptions {
-    /// Tokens that one hash stands for: by default what a recording says, else Mooncake's 512.
+    /// Tokens per hash. The default is the number in the header of a recording, or 512 for Mooncake's traces.
     pub block_tokens: Option<usize>,
     /// Count broken rows instead of rejecting the trace.
     pub skip_bad: bool,
 }
 
-/// A block of some request, told from others by its hash and those of all blocks before it.
+/// A block of some request, identified by its hash and the hashes of all blocks before it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TraceBlock {
     pub(crate) parent: u32,
@@ -42,7 +42,7 @@ pub(crate) struct TraceRequest {
     pub(crate) tokens: u64,
     pub(crate) output_tokens: u64,
     pub(crate) hints: Hints,
-    /// Where the blocks of the request begin in the trace's `paths`.
+    /// Index of the request's first block in the trace's `paths`.
     first: usize,
     blocks: usize,
 }
@@ -58,11 +58,11 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Reads a file; gzip and zstd are known by their first bytes.
+    /// Reads a file, which may be compressed by gzip or zstd.
     ///
     /// # Errors
-    /// [`LabError::Trace`], naming the file: if it can't be read, and for the first broken line, with
-    /// its number, unless such lines are skipped.
+    /// [`LabError::Trace`] with the file's name if it can't be read, and with the number of the first broken line,
+    /// unless such lines are skipped.
     pub fn open(path: &Path, options: ReadOptions) -> Result<Self> {
         let named = |text: String| LabError::Trace(format!("{}{text}", path.display()));
         let source = source::open(path).map_err(|error| named(format!(": {error}")))?;
@@ -72,11 +72,11 @@ impl Trace {
         })
     }
 
-    /// Reads JSON lines: Mooncake's, or a recording, which says in its first line what it is.
+    /// Reads JSON lines: a trace of Mooncake, or a recording, which has a header in its first line.
     ///
     /// # Errors
-    /// [`LabError::Trace`] as for [`open`](Self::open); [`Error::InvalidArgument`] for a block size out
-    /// of range.
+    /// [`LabError::Trace`] if the source can't be read or has a broken line; [`Error::InvalidArgument`] for a block
+    /// size out of range.
     pub fn read(source: impl Read, options: ReadOptions) -> Result<Self> {
         let asked = options.block_tokens.map(|tokens| tokens as u64);
         if let Some(tokens) = asked.filter(|tokens| !(1..=MOST_BLOCK_TOKENS).contains(tokens)) {
@@ -178,7 +178,7 @@ impl Trace {
         Ok(())
     }
 
-    /// The blocks of a request in order, as numbers of the trace's boundaries.
+    /// The blocks of a request in order, as indices of the trace's boundaries.
     pub(crate) fn path(&self, request: &TraceRequest) -> &[u32] {
         &self.paths[request.first..][..request.blocks]
     }
@@ -219,7 +219,7 @@ impl Trace {
         times.map_or(0, |(first, last)| last.now - first.now)
     }
 
-    /// A trace of the requests of the first so many ms.
+    /// A trace of the requests of the first `ms` milliseconds.
     pub(crate) fn until(&self, ms: u64) -> Self {
         let start = self.requests.first().map_or(0, |request| request.now);
         let end = self
@@ -228,7 +228,7 @@ impl Trace {
         self.part(0..end)
     }
 
-    /// A trace of a part of the requests.
+    /// A trace of the requests in this range.
     #[must_use]
     pub fn part(&self, range: std::ops::Range<usize>) -> Self {
         let mut known = HashMap::new();
@@ -260,7 +260,7 @@ impl Trace {
     }
 }
 
-/// Numbers given to hashes, chains of hashes and session names while a trace is read.
+/// The numbers of hashes, chains of hashes and session names while a trace is read.
 #[derive(Default)]
 struct Interned {
     hashes: HashMap<HashId, u32>,

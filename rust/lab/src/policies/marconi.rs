@@ -1,7 +1,7 @@
 //! Marconi (arXiv 2411.19379): checkpoints at ends and forks; recency plus efficiency.
 //!
-//! As published, an entry's utility is its recency plus alpha times its efficiency (compute saved per
-//! byte), each scaled to [0, 1] over all entries. Four faults are mended here:
+//! In the paper, an entry's utility is its recency plus alpha times its efficiency (compute saved per byte), each
+//! scaled to [0, 1] over all entries. This version mends four faults of that:
 //!
 //! 1. *Rescans.* Scaling over all entries makes each eviction a pass over the cache. Here efficiency is
 //!    a bonus of time in [`CLASSES`] steps; each step has its own list in order of use, and the victim is
@@ -22,7 +22,7 @@ use hybrid_pages::policy::{
 
 /// Weight of efficiency against recency.
 const ALPHA: f64 = 0.05;
-/// Steps of efficiency; the last is everything from `CLASSES / 4` times the mean on.
+/// Number of steps of efficiency. The last step has everything from `CLASSES / 4` times the mean on.
 const CLASSES: usize = 16;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -32,23 +32,23 @@ struct Score {
     evictable: bool,
 }
 
-/// Recency and efficiency, mended: see the head of the module's source.
+/// Evicts by recency and efficiency. The head of this module's source explains the differences from the paper.
 #[derive(Debug)]
 pub struct Marconi {
     scores: ChunkTable<Score>,
     lists: Lists,
     tenants: ByTenant,
-    /// Uses so far: the clock of recency.
+    /// Number of uses so far, which serves as the clock of recency.
     clock: u64,
     shape: EntrySizes,
     mean_efficiency: f64,
     mean_stay: f64,
-    /// Step of the request that is being stored.
+    /// The step of efficiency of the request that is being stored.
     class: u8,
 }
 
 impl Marconi {
-    /// An empty cache's policy.
+    /// The policy of an empty cache.
     #[must_use]
     pub fn new(shape: EntrySizes) -> Self {
         Self {
@@ -63,7 +63,7 @@ impl Marconi {
         }
     }
 
-    /// When an entry used now and then would be as stale as one of no efficiency.
+    /// The time of use at which an entry without efficiency would be as stale as this one.
     fn key(&self, used: u64, class: u8) -> f64 {
         used as f64 + ALPHA * 4.0 * f64::from(class) / CLASSES as f64 * self.mean_stay
     }
@@ -73,7 +73,7 @@ impl Marconi {
         &mut self.scores[id.0]
     }
 
-    /// The stalest of the heads of lists, one a step of efficiency.
+    /// The stalest entry among the heads of the lists. There is one list per step of efficiency.
     fn stalest(&self, head: impl Fn(usize) -> Option<u32>) -> Option<EntryId> {
         let heads = (0..CLASSES).filter_map(|class| {
             let id = head(class)?;

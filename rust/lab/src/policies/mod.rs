@@ -1,4 +1,4 @@
-//! Policies for comparison with the cache's own.
+//! Policies to compare with those of the cache.
 //!
 //! | name | checkpoints it admits | what goes first |
 //! |---|---|---|
@@ -7,7 +7,8 @@
 //! | `junction-lru` | the last boundary, and where the request leaves known pages | what was used longest ago |
 //! | `marconi` | those of `junction-lru` | least recency plus efficiency: see [`Marconi`] |
 //!
-//! A request uses only the checkpoint that it resumes from; with `lru` of the cache it uses all that it passes.
+//! With these policies a request uses only the checkpoint that it resumes from. With the cache's `lru` it uses all
+//! that it passes.
 
 mod marconi;
 
@@ -25,8 +26,8 @@ const COMPARED: [(&str, Make); 4] = [
     ("marconi", |shape| retaining(Marconi::new(shape))),
 ];
 
-/// Names of all policies: those of the cache, and those of the lab, which any cache of this process can be given by
-/// name once this was called.
+/// Names of all policies, the cache's and the lab's. The first call makes the lab's available by name to all caches
+/// of this process.
 pub fn policies() -> &'static [&'static str] {
     policy::add(&COMPARED);
     &[
