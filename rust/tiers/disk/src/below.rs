@@ -1,5 +1,5 @@
-//! The disk as a tier: calls of the cache become jobs for threads, and none waits for the device but
-//! [`clear`](Below::clear), which moves one directory.
+//! The disk as a tier. Calls of the cache become jobs for threads; only [`clear`](Below::clear), which moves one
+//! directory, waits for the device.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,28 +25,28 @@ use hybrid_pages::policy::{NewEntry, Policy};
 use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room, Tier};
 use hybrid_pages_tiers::name_of;
 
-/// Slots of all tiers must have names: a disk takes at most half of them.
+/// Most slots of a disk: half of the numbers that slots of all tiers share.
 const MOST_SLOTS: u64 = 1 << 29;
 
-/// A tier on a local disk. See the documentation of the crate.
+/// A tier on a local disk. The crate's documentation describes it.
 pub struct Disk {
     room: Room,
     shared: Arc<DiskShared>,
     queue_slots: u64,
     checked: Instant,
-    /// The quota that the room was made for.
+    /// The quota that the room's size was computed from.
     quota: u64,
 }
 
 impl Disk {
-    /// Takes a lane of a disk path for the entries of a geometry in slots of that size. `policy` is an empty policy
-    /// for this tier alone. The store is opened by [`DiskHandle::connect`], which also tries again what the system
-    /// refuses here.
+    /// Takes a lane of a disk path for the entries of a geometry in slots of `slot_bytes`. `policy` is an empty
+    /// policy for this tier alone. [`DiskHandle::connect`] opens the store, and tries again what the system refuses
+    /// here.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a setting out of range, [`Error::Budget`] for a quota that can't hold an
-    /// entry of each class, [`Error::Disk`] if the path is no directory of this user's or another process has
-    /// the lane, [`Error::Foreign`] if it belongs to somebody else or to another format.
+    /// [`Error::InvalidArgument`] for a setting out of range, [`Error::Budget`] for a quota that can't hold an entry
+    /// of each class, [`Error::Disk`] if the path is no directory of this user or another process has the lane,
+    /// [`Error::Foreign`] if the path belongs to another program or format.
     pub fn open(
         options: DiskOptions,
         geometry: &Geometry,
@@ -90,13 +90,13 @@ impl Disk {
         })
     }
 
-    /// A handle, which connects the disk and has its counts.
+    /// A handle that connects the disk and reads its counts.
     #[must_use]
     pub fn handle(&self) -> DiskHandle {
         DiskHandle(Arc::clone(&self.shared))
     }
 
-    /// Ends what hangs, and sees whether what hung answers again.
+    /// Takes the disk out if it hangs. If it is out, checks whether it works again.
     fn check_health(&mut self) {
         let shared = &self.shared;
         let deadline = shared.options.deadline;
@@ -115,8 +115,8 @@ impl Disk {
             }
             return;
         }
-        // What is waited for is progress, however long a copy takes: a call that returns, or else a copy whose turn
-        // does not come while nothing moves.
+        // A copy may take any time while there is progress. The disk hangs if a call does not return, or if nothing
+        // moves while a copy waits for its turn.
         let late = |since: Instant| since.elapsed() > deadline;
         let (oldest, progress) = {
             let health = lock(&shared.health);
@@ -124,7 +124,7 @@ impl Disk {
         };
         let hangs = oldest.is_some_and(late)
             || late(progress) && {
-                // A write that waits for its cell, while a directory is removed, is no sign of a hang.
+                // A write may wait for its cell while a directory is removed: that is no hang.
                 let since = |job: &Arc<DiskJob>| match job.direction {
                     DiskDirection::Read => Some(job.begun),
                     DiskDirection::Write => job.started(),
@@ -163,7 +163,8 @@ impl Disk {
         self.shared.is_broken() || lock(&self.shared.health).is_out()
     }
 
-    /// A directory that can't be removed takes a part of the quota: the room becomes smaller as entries leave.
+    /// Adjusts the room to the quota. A directory that can't be removed lowers the quota, and the room shrinks as
+    /// entries leave.
     fn follow_quota(&mut self) {
         let quota = lock(&self.shared.book).quota;
         if quota == self.quota {
@@ -179,7 +180,7 @@ impl Disk {
     }
 }
 
-/// Tries the device on a thread of its own, which may hang, too.
+/// Tries the device on a new thread, since the trial may hang, too.
 fn try_again(shared: &Arc<DiskShared>) {
     let trial = Arc::clone(shared);
     let tried = move || {
@@ -200,7 +201,7 @@ fn try_again(shared: &Arc<DiskShared>) {
     }
 }
 
-/// Whether the store that could not be opened at the start can be opened now.
+/// Opens the store that could not be opened at the start. Returns whether that worked.
 fn opens(shared: &Arc<DiskShared>) -> bool {
     match connect::open(shared) {
         Ok(()) => true,
@@ -258,7 +259,7 @@ impl Below for Disk {
         if !able {
             self.shared.ledger.count(|counts| counts.dropped += 1);
         }
-        // What earlier processes left takes no room of the tier's, and is given up for what is written.
+        // Entries of earlier processes take no room of the tier, and give way to new ones.
         let full = able && lock(&self.shared.book).left_fills_it();
         able && self.room.wants(entry, full)
     }
@@ -398,7 +399,7 @@ impl Below for Disk {
     fn clear(&mut self) {
         let shared = &self.shared;
         if shared.is_inherited() || lock(&shared.health).is_closed() {
-            return; // The files may be another process's by now, and this one finds nothing.
+            return; // Another process may have the files by now, and this one finds nothing.
         }
         let mut book = lock(&shared.book);
         clear(shared, &mut book);

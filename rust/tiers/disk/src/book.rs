@@ -1,4 +1,4 @@
-//! The book: which entries and cells a disk has, in memory, and which go when room is needed.
+//! The book: an account, in memory, of a disk's entries and cells, and of what leaves when room is needed.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
@@ -14,15 +14,15 @@ use crate::store::DiskStore;
 use hybrid_pages::tier::CopyId;
 use hybrid_pages_tiers::Name;
 
-/// Uses within one minute count as one: each costs a write to the index. What hangs from a page was used no later
-/// than the page, to the minute, and of what was used in one minute the deepest goes first.
+/// Uses within one minute count as one, since each costs a write to the index. In minutes, a page was used no earlier
+/// than the entries that hang from it. Of the entries used in the same minute, the deepest leave first.
 const USE_SECONDS: u64 = 60;
 
 /// An entry that is whole on disk.
 #[derive(Debug)]
 pub(crate) struct DiskEntry {
     pub(crate) place: IndexRecord,
-    /// Whether this cache knows it: has written it, or has found it again.
+    /// Whether this cache knows the entry, having written it or found it again.
     pub(crate) known: bool,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct BookFinding {
     pub(crate) unused: Option<u64>,
 }
 
-/// The order in which entries go: the one used longest ago first, then the deepest block, then the checkpoint of a
+/// The order in which entries leave: the one used longest ago first, then the deepest block, then the checkpoint of a
 /// block before its page.
 type EvictionTurn = (u64, Reverse<u32>, Reverse<usize>, Name);
 
@@ -55,25 +55,25 @@ pub(crate) struct Trash {
     pub(crate) bytes: u64,
 }
 
-/// What is to go to make room.
+/// Something that can be removed to make room.
 #[derive(Debug)]
 pub(crate) enum Victim {
-    /// An entry, which has gone already.
+    /// An entry, which is removed already.
     Entry,
-    /// A stale cell is to be punched.
+    /// A stale cell, to be punched: its class and number.
     Cell(usize, u64),
-    /// A directory is to be removed.
+    /// A directory, to be removed.
     Directory(Trash),
-    /// Somebody makes room at this moment.
+    /// Another thread is making room now.
     Wait,
-    /// Nothing can go.
+    /// Nothing can be removed.
     Nobody,
 }
 
-/// Everything that is known of a disk. When a cell is taken, all bytes together do not exceed the quota.
+/// All knowledge about a disk. A cell is taken only if all bytes together stay within the quota.
 #[derive(Debug)]
 pub(crate) struct Book {
-    /// Tells the time.
+    /// The clock.
     door: Arc<dyn Door>,
     pub(crate) quota: u64,
     pub(crate) store: Option<Arc<DiskStore>>,
@@ -83,16 +83,16 @@ pub(crate) struct Book {
     /// Whether the disk was cleared before a store was opened.
     pub(crate) cleared_early: bool,
     pub(crate) entries: HashMap<Name, DiskEntry>,
-    /// Entries that this cache does not know, those to go first in front.
+    /// Entries that this cache does not know, in the order in which they leave.
     left: BTreeSet<EvictionTurn>,
     cells: Vec<Cells>,
-    /// Reads of a cell that are under way, and whether it is to be given back with the last.
+    /// Cells that are being read: the number of reads, and whether to give the cell back after the last one.
     reading: HashMap<(usize, u64), (u32, bool)>,
-    /// Writes under way that somebody wants.
+    /// Writes under way that are still wanted.
     pub(crate) writing: HashMap<Name, Arc<DiskJob>>,
     /// Copies that have not ended.
     pub(crate) running: HashMap<CopyId, Arc<DiskJob>>,
-    /// Changes that the index has not got yet.
+    /// Changes that are not in the index yet.
     pub(crate) changes: Vec<Change>,
     /// Entries written since the start.
     pub(crate) published: u64,
@@ -101,7 +101,7 @@ pub(crate) struct Book {
     /// Other identities, the one used longest ago in front.
     pub(crate) others: VecDeque<Other>,
     pub(crate) trash: Vec<Trash>,
-    /// Bytes that somebody is giving back now.
+    /// Bytes that threads are giving back now.
     giving: u64,
 }
 
@@ -155,27 +155,27 @@ impl Book {
         self.cells.iter().map(Cells::live_bytes).sum()
     }
 
-    /// Bytes outside of this identity's cells.
+    /// Bytes outside this identity's cells.
     pub(crate) fn other_bytes(&self) -> u64 {
         let others: u64 = self.others.iter().map(|other| other.bytes).sum();
         let trash: u64 = self.trash.iter().map(|trash| trash.bytes).sum();
         others + trash + self.giving
     }
 
-    /// Everything that the quota counts.
+    /// All bytes that count against the quota.
     pub(crate) fn footprint(&self) -> u64 {
         let stale: u64 = self.cells.iter().map(Cells::stale_bytes).sum();
         self.live_bytes() + stale + self.other_bytes()
     }
 
-    /// Whether entries that earlier processes left have to go for what is written next.
+    /// Whether the next write needs the room of an entry that an earlier process left.
     pub(crate) fn left_fills_it(&self) -> bool {
         let cell = self.cells.iter().map(Cells::cell_bytes).max();
         let needed = self.live_bytes() + self.other_bytes() + cell.unwrap_or_default();
         !self.left.is_empty() && self.others.is_empty() && needed > self.quota
     }
 
-    /// Looks an entry up. It counts as used and known from now on.
+    /// Looks an entry up. If it is there, it counts as used and known from now on.
     pub(crate) fn find(&mut self, name: &Name) -> Option<BookFinding> {
         self.store.as_ref()?;
         let record = self.entries.get(name)?;
@@ -188,7 +188,7 @@ impl Book {
         Some(found)
     }
 
-    /// An entry is used, and known from now on.
+    /// Marks an entry as used and known.
     pub(crate) fn know(&mut self, name: &Name) -> Option<()> {
         let record = self.entries.get_mut(name)?;
         if !record.known {
@@ -198,7 +198,7 @@ impl Book {
         self.note_use(name)
     }
 
-    /// An entry was used; the cache may know it no longer.
+    /// Notes a use of an entry, which the cache may not know any more.
     pub(crate) fn note_use(&mut self, name: &Name) -> Option<()> {
         let record = self.entries.get_mut(name)?;
         let now = minute(&*self.door);
@@ -214,7 +214,7 @@ impl Book {
         Some(())
     }
 
-    /// The cache does not know an entry any more.
+    /// Notes that the cache does not know an entry any more.
     pub(crate) fn forget(&mut self, name: &Name) {
         if let Some(record) = self.entries.get_mut(name) {
             record.known = false;
@@ -222,15 +222,14 @@ impl Book {
         }
     }
 
-    /// Notes a change for the index. Changes before a store is opened are noted, too; a store without an index needs
-    /// none.
+    /// Notes a change for the index, also before a store is opened. A store without an index needs none.
     fn change(&mut self, name: Name, place: Option<IndexRecord>) {
         if self.store.as_ref().is_none_or(|store| store.persistent) {
             self.changes.push((name, place));
         }
     }
 
-    /// An entry is whole on disk.
+    /// Adds an entry that is whole on disk.
     pub(crate) fn publish(&mut self, name: Name, place: IndexRecord) {
         self.remove(&name);
         self.published += 1;
@@ -238,7 +237,7 @@ impl Book {
         self.entries.insert(name, DiskEntry { place, known: true });
     }
 
-    /// An entry is gone. Its cell is given back when nobody reads it.
+    /// Removes an entry. Its cell is given back when no thread reads it.
     pub(crate) fn remove(&mut self, name: &Name) {
         let Some(DiskEntry { place, known }) = self.entries.remove(name) else {
             return;
@@ -250,7 +249,7 @@ impl Book {
         self.give_cell(place.class, place.cell);
     }
 
-    /// Removes an entry if it is still in that cell.
+    /// Removes an entry if it is still in this cell.
     pub(crate) fn remove_from(&mut self, name: &Name, class: usize, cell: u64) {
         let at = self
             .entries
@@ -261,7 +260,7 @@ impl Book {
         }
     }
 
-    /// Undoes the write of an entry that is under way: nobody wants it any more.
+    /// Undoes the write of an entry that is under way and not wanted any more.
     pub(crate) fn undo_write(&mut self, name: &Name) {
         if let Some(job) = self.writing.remove(name) {
             job.undo();
@@ -293,7 +292,7 @@ impl Book {
         }
     }
 
-    /// A cell for an entry, if the quota has room now.
+    /// Takes a cell for an entry, if the quota has room now.
     pub(crate) fn take_cell(&mut self, class: usize) -> Option<u64> {
         let footprint = self.footprint();
         if footprint <= self.quota
@@ -305,8 +304,8 @@ impl Book {
         (after <= self.quota).then(|| self.cells[class].take_new())
     }
 
-    /// Chooses what goes to make room: stale cells first, then what was used longest ago of other identities and of
-    /// entries that earlier processes left.
+    /// Chooses what to remove to make room: first stale cells, then the directory of another identity or the entry of
+    /// an earlier process that was used longest ago.
     pub(crate) fn next_victim(&mut self) -> Victim {
         let stale = self.cells.iter_mut().enumerate();
         let cell = stale
@@ -340,19 +339,19 @@ impl Book {
         }
     }
 
-    /// A directory to remove now, and not when room is needed.
+    /// Takes a directory that can be removed at once, before room is needed.
     pub(crate) fn take_trash(&mut self) -> Option<Trash> {
         let trash = self.trash.pop()?;
         self.giving += trash.bytes;
         Some(trash)
     }
 
-    /// An empty directory is to be removed.
+    /// Adds an empty directory to those to be removed.
     pub(crate) fn throw_away(&mut self, name: String) {
         self.trash.push(Trash { name, bytes: 0 });
     }
 
-    /// A cell of the store of that epoch was punched.
+    /// Notes that a cell of the store with this epoch was punched.
     pub(crate) fn punched(&mut self, epoch: u64, class: usize, cell: u64) {
         let bytes = self.cells[class].cell_bytes();
         self.giving -= bytes;
@@ -361,7 +360,7 @@ impl Book {
         }
     }
 
-    /// A directory was removed, or could not be: then its bytes stay counted and others have to go.
+    /// Notes that a directory was removed. If that failed, its bytes stay counted, and other bytes have to go.
     pub(crate) fn removed(&mut self, trash: Trash, gone: bool) {
         self.giving -= trash.bytes;
         if !gone {
@@ -369,7 +368,7 @@ impl Book {
         }
     }
 
-    /// Forgets everything; writes under way are undone. The bytes of the store are to be removed with the directory
+    /// Forgets everything, and undoes writes under way. The bytes of the store will be removed with the directory
     /// `aside`.
     pub(crate) fn clear(&mut self, shapes: &[CellShape], aside: Option<String>) {
         for (_, job) in self.writing.drain() {
@@ -390,13 +389,13 @@ impl Book {
         self.durable = self.published;
     }
 
-    /// Every entry, for a new index.
+    /// All entries, as the changes that make a new index.
     pub(crate) fn snapshot(&self) -> Vec<Change> {
         let record = |(name, record): (&Name, &DiskEntry)| (*name, Some(record.place.clone()));
         self.entries.iter().map(record).collect()
     }
 
-    /// The first contradiction: for tests.
+    /// The first contradiction, for tests.
     pub(crate) fn audit(&self) -> Option<String> {
         let mut cells = HashSet::new();
         for record in self.entries.values() {
@@ -431,7 +430,7 @@ impl Book {
     }
 }
 
-/// Seconds since 1970 when this minute began.
+/// The start of the current minute, in seconds since 1970.
 pub(crate) fn minute(door: &dyn Door) -> u64 {
     door.seconds() / USE_SECONDS * USE_SECONDS
 }

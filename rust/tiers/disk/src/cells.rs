@@ -1,21 +1,21 @@
-//! Which cells of a slab are taken.
+//! The cells of a slab, and which of them are taken.
 
 use std::collections::BTreeSet;
 
-/// The cells of one class. A cell that was never taken, or was punched, takes no room on disk; a stale one,
-/// which was given back, does until it is punched.
+/// The cells of one class. A cell that was never taken, or was punched, takes no room on disk. A cell that was given
+/// back is *stale*: it takes room until it is punched.
 #[derive(Debug)]
 pub(crate) struct Cells {
     bytes: u64,
     live: u64,
-    /// Cells from here on were never taken.
+    /// The first of the cells that were never taken.
     end: u64,
     stale: BTreeSet<u64>,
     punched: BTreeSet<u64>,
 }
 
 impl Cells {
-    /// No cell is taken. A cell takes `bytes` on disk.
+    /// Makes cells of `bytes`, of which none is taken.
     pub(crate) const fn new(bytes: u64) -> Self {
         Self {
             bytes,
@@ -26,7 +26,7 @@ impl Cells {
         }
     }
 
-    /// The cells in `taken`, each named once, are taken; those between them are punched.
+    /// Makes cells of `bytes`. The cells in `taken`, each named once, are taken, and those between them are punched.
     pub(crate) fn over(bytes: u64, taken: &[u64]) -> Self {
         let mut cells = Self::new(bytes);
         let taken: BTreeSet<u64> = taken.iter().copied().collect();
@@ -38,14 +38,14 @@ impl Cells {
         cells
     }
 
-    /// The first stale cell: the disk has its room already.
+    /// Takes the first stale cell, which needs no new room on disk.
     pub(crate) fn take_stale(&mut self) -> Option<u64> {
         let cell = self.stale.pop_first()?;
         self.live += 1;
         Some(cell)
     }
 
-    /// The first cell that takes no room yet.
+    /// Takes the first cell that has no room on disk yet.
     pub(crate) fn take_new(&mut self) -> u64 {
         self.live += 1;
         self.punched.pop_first().unwrap_or_else(|| {
@@ -54,28 +54,28 @@ impl Cells {
         })
     }
 
-    /// Gives a cell back.
+    /// Gives a cell back, which makes it stale.
     pub(crate) fn give(&mut self, cell: u64) {
         self.live -= 1;
         self.stale.insert(cell);
     }
 
-    /// A stale cell to punch. It is not handed out before [`punched`](Self::punched).
+    /// Takes a stale cell to punch. It is not handed out before [`punched`](Self::punched).
     pub(crate) fn take_to_punch(&mut self) -> Option<u64> {
         self.stale.pop_last()
     }
 
-    /// The cell takes no room any more.
+    /// Notes that a cell takes no room any more.
     pub(crate) fn punched(&mut self, cell: u64) {
         self.punched.insert(cell);
     }
 
-    /// Bytes of cells that are taken.
+    /// Total bytes of the cells that are taken.
     pub(crate) const fn live_bytes(&self) -> u64 {
         self.live * self.bytes
     }
 
-    /// Bytes of cells that are stale.
+    /// Total bytes of the cells that are stale.
     pub(crate) fn stale_bytes(&self) -> u64 {
         self.stale.len() as u64 * self.bytes
     }
@@ -85,7 +85,7 @@ impl Cells {
         self.bytes
     }
 
-    /// Ranges of cells, below the last that is taken, that take none: to be punched when a slab is opened.
+    /// Ranges of cells before the last taken one that should take no room. They are punched when a slab is opened.
     pub(crate) fn gaps(&self) -> Vec<std::ops::Range<u64>> {
         let mut gaps: Vec<std::ops::Range<u64>> = Vec::new();
         for &cell in &self.punched {
@@ -97,7 +97,7 @@ impl Cells {
         gaps
     }
 
-    /// Cells from here on were never taken.
+    /// The first of the cells that were never taken.
     pub(crate) const fn end(&self) -> u64 {
         self.end
     }

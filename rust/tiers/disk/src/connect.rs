@@ -1,7 +1,7 @@
-//! How a disk opens its store, clears it and closes it. It is opened when the arena and the identity are known, or
-//! later where the system refuses that.
+//! Opens, clears and closes the store of a disk. The store is opened when the arena and the identity are known, or
+//! later if the system refuses a call.
 //!
-//! Only a file that was opened and read can be damaged. Until then nothing on the disk is changed or cut.
+//! A file counts as damaged only after it was opened and read. Until then nothing on the disk is changed or cut.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, SendError, SyncSender};
@@ -23,13 +23,13 @@ use hybrid_pages::error::{Cause, Error, Result};
 use hybrid_pages_arena::Arena;
 use hybrid_pages_tiers::{CONNECTED_TWICE, Identity, Name, Planes};
 
-/// Refused calls often work a moment later: so many attempts are made at the start.
+/// Number of attempts at the start, since refused calls often work a moment later.
 const ATTEMPTS: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(20);
 const NAP: Duration = Duration::from_millis(1);
 
-/// Connects a disk to an arena, and opens the store of an identity. Where the system refuses that, the disk is out,
-/// and it is tried again as after an outage.
+/// Connects a disk to an arena, and opens the store of an identity. If the system refuses a call, the disk is out,
+/// and is tried again as after an outage.
 pub(crate) fn connect(shared: &Arc<DiskShared>, arena: &Arena, identity: &Identity) -> Result<()> {
     let planes = Planes::of(arena, shared.ranks, shared.slot_bytes)?;
     if shared.planes.set(planes).is_err() {
@@ -62,10 +62,10 @@ pub(crate) fn connect(shared: &Arc<DiskShared>, arena: &Arena, identity: &Identi
     Ok(())
 }
 
-/// Opens the lane and the store, if that is not done yet, and starts the keeper. Until everything that can be
-/// refused was done, nothing on the disk has changed.
+/// Opens the lane and the store, unless that was done, and starts the keeper. All calls that can be refused come
+/// before the first change on the disk.
 pub(crate) fn open(shared: &Arc<DiskShared>) -> std::result::Result<(), Trouble> {
-    // As long as it is counted, no other process gets the lane.
+    // No other process gets the lane while this thread is counted.
     let _counted = Member::of(shared);
     let _alone = lock(&shared.opening);
     let connected = lock(&shared.book).connected;
@@ -111,7 +111,7 @@ pub(crate) fn open(shared: &Arc<DiskShared>) -> std::result::Result<(), Trouble>
         .map_err(refused(DiskFailure::Index, "to open its index"))?;
     let keeper = Starting::new(shared)?;
     if lock(&shared.health).is_closed() {
-        return Ok(()); // Too late: another process may have the lane next.
+        return Ok(()); // Closed meanwhile: another process may have the lane next.
     }
 
     {
@@ -182,14 +182,14 @@ impl Starting {
     }
 
     fn run(self, shared: &DiskShared, index: Option<DiskIndex>) {
-        // The thread waits for it.
+        // The thread waits for the index.
         let _ = self.index.send(index);
         *lock(&shared.keeper) = Some(self.thread);
     }
 }
 
-/// Has the index forget what the start has dropped, before the cells of that are cut off or get other entries.
-/// `None`: it could not be written, and the keeper brings it up to the book.
+/// Removes the entries that the start has dropped from the index, before their cells are cut off or reused. Returns
+/// `None` if the index can't be written; then the keeper writes it anew from the book.
 fn forget_what_went(shared: &DiskShared, mut index: DiskIndex) -> Option<DiskIndex> {
     let changes = std::mem::take(&mut lock(&shared.book).changes);
     match index.commit(&changes) {
@@ -205,7 +205,7 @@ fn forget_what_went(shared: &DiskShared, mut index: DiskIndex) -> Option<DiskInd
     }
 }
 
-/// Forgets everything, for this process and those after it. A disk that hangs is waited for up to the deadline.
+/// Makes this process and later ones forget all entries. Waits for a disk that hangs until the deadline.
 pub(crate) fn clear(shared: &Arc<DiskShared>, book: &mut Book) {
     if !book.connected {
         book.cleared_early = true;
@@ -225,9 +225,9 @@ pub(crate) fn clear(shared: &Arc<DiskShared>, book: &mut Book) {
     book.clear(&shared.shapes, aside);
 }
 
-/// Moves the directory of a store away. Returns the new name, or `None` if it was not moved, or not yet.
+/// Moves the directory of a store away. Returns the new name, or `None` if that failed or is not done yet.
 fn set_aside(shared: &Arc<DiskShared>, store: &Arc<DiskStore>) -> Option<String> {
-    // Without a buffer, what is told is either heard or known to be late.
+    // The channel has no buffer, so a sender knows whether the result was received.
     let (told, heard) = mpsc::sync_channel(0);
     let (here, there) = (Arc::clone(shared), Arc::clone(store));
     let member = Member::of(shared);
@@ -281,7 +281,7 @@ fn move_away(shared: &DiskShared, store: &DiskStore) -> Option<String> {
     None
 }
 
-/// Takes over the content of an index. Damage costs entries, never the start.
+/// Takes over the content of an index. Damage costs entries, but never fails the start.
 fn take_over(shared: &DiskShared, found: IndexContents, cells: &[u64]) {
     let IndexContents {
         places,
@@ -313,7 +313,7 @@ fn take_over(shared: &DiskShared, found: IndexContents, cells: &[u64]) {
     let inside = |(_, place): &(Name, IndexRecord)| place.cell < cells[place.class];
     let (mut places, short): (Vec<_>, Vec<_>) = places.into_iter().partition(inside);
     let now = minute(&*shared.options.door);
-    // A clock that was wrong once must not keep entries for ever.
+    // A use that a wrong clock noted in the future must not keep an entry for ever.
     for (_, place) in &mut places {
         place.used = place.used.min(now);
     }
@@ -323,17 +323,17 @@ fn take_over(shared: &DiskShared, found: IndexContents, cells: &[u64]) {
             "expected a whole slab, found one that ends early",
         );
     }
-    // Their cells are free: the index must forget them before others get these cells.
+    // The cells of these entries are free. The index must forget the entries before others get the cells.
     let gone = damaged.into_iter().chain(short.into_iter().map(|it| it.0));
     let mut book = lock(&shared.book);
     book.changes.extend(gone.map(|name| (name, None)));
     book.fill(&shared.shapes, places);
 }
 
-/// Ends the copies and the threads, and gives the lane back. The second call does nothing.
+/// Ends the copies and the threads, and releases the lane. A second call does nothing.
 pub(crate) fn close(shared: &DiskShared) {
     if shared.is_inherited() {
-        return; // A fork has none of the threads, and the lane is its parent's.
+        return; // A forked process has none of the threads, and its parent has the lane.
     }
     let limit = shared.options.deadline.max(Duration::from_secs(1));
     let begun = Instant::now();
@@ -348,7 +348,7 @@ pub(crate) fn close(shared: &DiskShared) {
     while shared.has_threads() && begun.elapsed() < 2 * limit {
         std::thread::sleep(NAP);
     }
-    // Nothing touches the slots afterwards, though a thread may hang.
+    // After this no thread touches the slots, even if one hangs.
     while !shared.abandon_all() {
         std::thread::sleep(NAP);
     }
@@ -360,7 +360,7 @@ pub(crate) fn close(shared: &DiskShared) {
             std::thread::sleep(NAP);
         }
         if !keeper.is_finished() {
-            return; // It may still write: the lane is free when it and the other threads have ended.
+            return; // The keeper may still write. The lane is free when all threads have ended.
         }
         if keeper.join().is_err() {
             shared

@@ -1,4 +1,4 @@
-//! The threads that read and write.
+//! The threads that read and write. A *crew* is a set of them; after a hang, a new crew takes over.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,10 +14,10 @@ use crate::stats::DiskFailure;
 use crate::store::buffer;
 use hybrid_pages::error::{Cause, Error, Result};
 
-/// Starts threads for a crew.
+/// Starts the threads of a crew.
 ///
 /// # Errors
-/// [`Error::Disk`] if none can be started.
+/// [`Error::Disk`] if no thread can be started.
 pub(crate) fn start(shared: &Arc<DiskShared>, crew: u64) -> Result<()> {
     let running = shared.threads.load(Ordering::SeqCst);
     let count = shared
@@ -46,7 +46,7 @@ pub(crate) fn start(shared: &Arc<DiskShared>, crew: u64) -> Result<()> {
     })
 }
 
-/// A thread, counted until it ends. The lane is not given back before that.
+/// Counts a thread until it ends. The lane is not released before that.
 pub(crate) struct Member(Arc<DiskShared>);
 
 impl Drop for Member {

@@ -1,4 +1,4 @@
-//! The door: the one way to the files of a disk. Tests put faults behind it.
+//! The door: all calls to the files of a disk go through it, so that tests can replace it by one with faults.
 
 use std::fmt::Debug;
 use std::fs::File;
@@ -11,17 +11,17 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{Mode, OFlags};
 
-/// Offsets, lengths and addresses of what goes past the system's cache are multiples of this.
+/// Offsets, lengths and addresses of reads and writes past the system's cache are multiples of this.
 pub const ALIGNMENT: usize = 4096;
 
-/// Opens files, and knows the time.
+/// Opens files, and tells the time.
 pub trait Door: Debug + Send + Sync {
-    /// Opens, and makes if it is not there, the file of that name in a directory, for reading and writing,
-    /// readable by its owner alone. Symbolic links are refused. `direct`: past the system's cache; offsets,
-    /// lengths and addresses are aligned then.
+    /// Opens the file of this name in a directory for reading and writing. A missing file is made, accessible to its
+    /// owner alone. Symbolic links are refused. With `direct`, reads and writes go past the system's cache, with
+    /// aligned offsets, lengths and addresses.
     ///
     /// # Errors
-    /// The errors of the system: `InvalidInput` where `direct` is not possible.
+    /// The errors of the system; `InvalidInput` if `direct` is not possible.
     fn open(
         &self,
         directory: BorrowedFd<'_>,
@@ -29,7 +29,7 @@ pub trait Door: Debug + Send + Sync {
         direct: bool,
     ) -> io::Result<Box<dyn DoorFile>>;
 
-    /// Gives a file or directory inside another one a new name.
+    /// Renames a file or directory inside a directory.
     ///
     /// # Errors
     /// The errors of the system.
@@ -44,15 +44,15 @@ pub trait Door: Debug + Send + Sync {
     }
 }
 
-/// An open file. Any number of threads may use it at a time.
+/// An open file, which several threads may use at a time.
 pub trait DoorFile: Debug + Send + Sync {
-    /// Reads some bytes; 0 at the end of the file.
+    /// Reads some bytes. Returns how many; 0 at the end of the file.
     ///
     /// # Errors
     /// The errors of the system.
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<usize>;
 
-    /// Writes some bytes.
+    /// Writes some bytes. Returns how many.
     ///
     /// # Errors
     /// The errors of the system.
@@ -64,19 +64,19 @@ pub trait DoorFile: Debug + Send + Sync {
     /// The errors of the system.
     fn sync(&self) -> io::Result<()>;
 
-    /// Gives back the room of these bytes, which read as zeros then.
+    /// Gives the room of these bytes back to the file system. Afterwards they read as zeros.
     ///
     /// # Errors
-    /// The errors of the system: `Unsupported` where the file system has no holes.
+    /// The errors of the system; `Unsupported` if the file system has no holes.
     fn punch(&self, offset: u64, length: u64) -> io::Result<()>;
 
-    /// Bytes of the file.
+    /// The length of the file in bytes.
     ///
     /// # Errors
     /// The errors of the system.
     fn length(&self) -> io::Result<u64>;
 
-    /// Cuts the file, or makes it longer by zeros that take no room.
+    /// Cuts the file to this length, or extends it with zeros that take no room.
     ///
     /// # Errors
     /// The errors of the system.
@@ -84,7 +84,7 @@ pub trait DoorFile: Debug + Send + Sync {
 }
 
 impl dyn DoorFile + '_ {
-    /// Reads all of the bytes.
+    /// Fills all of `bytes` from the file.
     ///
     /// # Errors
     /// The errors of the system; `UnexpectedEof` if the file ends before.
@@ -101,7 +101,7 @@ impl dyn DoorFile + '_ {
         Ok(())
     }
 
-    /// Writes all of the bytes.
+    /// Writes all of `bytes`.
     ///
     /// # Errors
     /// The errors of the system; `WriteZero` if the file takes no more.
@@ -119,7 +119,7 @@ impl dyn DoorFile + '_ {
     }
 }
 
-/// The system's files.
+/// A door to the system's files.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemDoor;
 

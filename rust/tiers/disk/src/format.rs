@@ -5,27 +5,27 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::door::ALIGNMENT;
 use hybrid_pages_tiers::{Identity, Name};
 
-/// Version of everything below a disk path. A store of another version is left alone.
+/// Version of all files below a disk path. A store of another version is left alone.
 pub const DISK_FORMAT_VERSION: u32 = 1;
 
 /// Bytes of a cell before its payload.
 pub(crate) const HEADER_BYTES: usize = ALIGNMENT;
 
-/// Most ranks whose checksums a header has room for.
+/// Most ranks: a header has room for as many checksums.
 pub(crate) const MAX_RANKS: usize = 256;
 
-/// File that describes what an identity was made from.
+/// Name of the file that describes what an identity was made from.
 pub(crate) const ABOUT: &str = "about.json";
-/// That file while it is written.
+/// Name of the file [`ABOUT`] while it is written.
 pub(crate) const ABOUT_DRAFT: &str = "about.json.new";
-/// Most bytes of that file.
+/// Most bytes of the file [`ABOUT`].
 pub(crate) const MOST_ABOUT: u64 = 1 << 20;
 
 const MAGIC: [u8; 8] = *b"HYBPCELL";
 const SUMS_AT: usize = 128;
 const CHECK_AT: usize = HEADER_BYTES - 8;
 
-/// The header of a cell: which entry the cell has.
+/// The header of a cell, which names the entry in the cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CellHeader<'a> {
     pub(crate) identity: &'a Identity,
@@ -40,7 +40,7 @@ pub(crate) struct CellHeader<'a> {
 }
 
 impl CellHeader<'_> {
-    /// Writes it; the rest of the bytes become zeros.
+    /// Writes the header to the start of `bytes`, and zeros to the rest.
     pub(crate) fn encode(&self, bytes: &mut [u8]) {
         let bytes = &mut bytes[..HEADER_BYTES];
         bytes.fill(0);
@@ -60,13 +60,13 @@ impl CellHeader<'_> {
         bytes[CHECK_AT..].copy_from_slice(&check.to_le_bytes());
     }
 
-    /// The bytes of a shard, as a header names them.
+    /// Bytes of one rank's shard, read from a header; `None` for anything else.
     pub(crate) fn shard_bytes(bytes: &[u8; HEADER_BYTES]) -> Option<usize> {
         let bytes = bytes[96..104].try_into().ok()?;
         usize::try_from(u64::from_le_bytes(bytes)).ok()
     }
 
-    /// Whether these bytes are this header, to the last one.
+    /// Whether these bytes are exactly this header.
     pub(crate) fn is(&self, bytes: &[u8]) -> bool {
         let mut expected = [0; HEADER_BYTES];
         self.encode(&mut expected);
@@ -74,29 +74,29 @@ impl CellHeader<'_> {
     }
 }
 
-/// The record of the index about one entry.
+/// The index's record of one entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct IndexRecord {
     pub(crate) class: usize,
     pub(crate) block: u32,
     pub(crate) cell: u64,
-    /// Seconds since 1970 when it was last used.
+    /// When the entry was last used, in seconds since 1970.
     pub(crate) used: u64,
     pub(crate) sums: Box<[u64]>,
 }
 
 const PLACE_BYTES: usize = 24;
 
-/// A change of the index: where an entry is from now on, or that it is gone.
+/// A change of the index: the new place of an entry, or `None` if it is gone.
 pub(crate) type Change = (Name, Option<IndexRecord>);
 
 impl IndexRecord {
-    /// Bytes of a place with so many checksums, as the index keeps it.
+    /// Bytes of an encoded record with checksums of this many ranks.
     pub(crate) const fn bytes(ranks: usize) -> usize {
         PLACE_BYTES + 8 * ranks + 8
     }
 
-    /// As the index keeps it, with a checksum that covers the name.
+    /// Encodes the record, with a checksum that also covers the name.
     pub(crate) fn encode(&self, name: &Name) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(PLACE_BYTES + 8 * self.sums.len() + 8);
         bytes.extend((self.class as u32).to_le_bytes());
@@ -111,7 +111,7 @@ impl IndexRecord {
         bytes
     }
 
-    /// `None` for anything that was not written for that name.
+    /// Decodes the record of an entry; `None` for bytes that were not encoded for this name.
     pub(crate) fn decode(name: &Name, bytes: &[u8], ranks: usize) -> Option<Self> {
         if bytes.len() != Self::bytes(ranks) {
             return None;

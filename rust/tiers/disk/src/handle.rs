@@ -1,4 +1,4 @@
-//! The handle of a disk, for its owner: the cache has the tier itself.
+//! The handle of a disk, for the owner of the cache, since the cache takes the tier.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,16 +13,16 @@ use hybrid_pages_tiers::{Identity, wait_until};
 
 const NAP: Duration = Duration::from_millis(2);
 
-/// Connects a disk and counts what it does. It may outlive the disk.
+/// Connects a disk, and reads its counts and notes. A handle may outlive the disk.
 #[derive(Debug, Clone)]
 pub struct DiskHandle(pub(crate) Arc<DiskShared>);
 
 impl DiskHandle {
-    /// Opens the store of an identity over the arena that the cache's slots lie in. Before that the disk finds
-    /// nothing and takes nothing. `identity` names everything that the bytes depend on.
+    /// Opens the store of an identity, with the arena of the cache's slots. Before that the disk finds nothing and
+    /// takes nothing. `identity` is a digest of everything that the bytes depend on.
     ///
-    /// Damage of any kind costs entries, never the start. Where the system refuses a call, the disk is out and
-    /// everything on it stays as it is: it is tried again as after an outage.
+    /// Damage costs entries, but never fails the start. If the system refuses a call, the disk is out, its files stay
+    /// as they are, and it is tried again as after an outage.
     ///
     /// # Errors
     /// [`Error::Disk`](hybrid_pages::error::Error::Disk) for symbolic links in the place of files, and at the second call;
@@ -37,9 +37,9 @@ impl DiskHandle {
         outcome
     }
 
-    /// Writes down what the identity was made from, for people and tools: nothing reads it to find entries.
-    /// Before the disk is connected this does nothing; where it could not be opened yet, it is written when it is.
-    /// A failure is counted, and so is more than a mebibyte.
+    /// Writes a description of what the identity was made from, for people and tools; lookups don't read it. Does
+    /// nothing before the disk is connected. If the store is not open yet, the text is written when it is. Failures
+    /// are counted, and so are texts above a mebibyte.
     pub fn describe(&self, about: &str) {
         if self.0.identity.get().is_some() {
             *lock(&self.0.about) = Some(about.to_owned());
@@ -47,20 +47,20 @@ impl DiskHandle {
         }
     }
 
-    /// Counts at this moment.
+    /// The disk's counts at this moment.
     #[must_use]
     pub fn stats(&self) -> DiskStats {
         self.0.stats()
     }
 
-    /// Notes for an operator since the last call: a line for the first failure of each kind, among others.
+    /// Takes the notes for an operator since the last call, such as a line for the first failure of each kind.
     #[must_use]
     pub fn take_notes(&self) -> Vec<String> {
         self.0.ledger.take_notes()
     }
 
-    /// Waits until every copy has ended and a new process would find all that was written. False if that takes
-    /// longer than the limit.
+    /// Waits until every copy has ended and a new process would find all entries that were written. False if that
+    /// takes longer than the limit.
     #[must_use]
     pub fn settle(&self, limit: Duration) -> bool {
         wait_until(limit, NAP, || {
@@ -76,19 +76,19 @@ impl DiskHandle {
         })
     }
 
-    /// Ends the copies and the threads and gives the lane back: another disk may take it. The cache may live on;
-    /// it finds nothing here, and nothing is written. The second call does nothing.
+    /// Ends the copies and the threads, and releases the lane, so another disk may take it. The cache may live on: it
+    /// finds nothing here, and writes nothing. A second call does nothing.
     pub fn close(&self) {
         close(&self.0);
     }
 
-    /// The knowledge of the tier's policy, as the next process takes it over; empty for a policy that learns nothing.
+    /// The knowledge of the tier's policy, encoded for the next process; empty for a policy that learns nothing.
     #[must_use]
     pub fn learnt(&self) -> Vec<u8> {
         self.0.learner.learnt()
     }
 
-    /// The first contradiction in the state of the disk, if there is one: for tests and tools.
+    /// The first contradiction in the state of the disk, if there is one, for tests and tools.
     #[must_use]
     pub fn audit(&self) -> Option<String> {
         if self.0.is_broken() {

@@ -1,5 +1,5 @@
-//! The circuit breaker of a disk: one that hangs, or could not be opened, is out, and tried again after pauses that
-//! grow.
+//! The circuit breaker of a disk. A disk that hangs or can't be opened is out, and is tried again after growing
+//! pauses.
 
 use std::io;
 use std::sync::Mutex;
@@ -13,17 +13,17 @@ use hybrid_pages_tiers::pause_after;
 #[derive(Debug)]
 pub(crate) struct DiskHealth {
     retry: Duration,
-    /// Since when it is out.
+    /// Since when the disk is out.
     out: Option<Instant>,
     probing: bool,
     outages: u32,
     back: Option<Instant>,
-    /// When a call last returned, or the first copy came.
+    /// When a call last returned, or when the first copy came after a rest.
     progress: Instant,
     /// Calls to the slabs that have not returned, and when they began, the oldest in front.
     calls: Vec<(u64, Instant)>,
     begun: u64,
-    /// No writes until then.
+    /// No writes before this time.
     writes_from: Option<Instant>,
     refusals: u32,
     closed: bool,
@@ -63,35 +63,35 @@ impl DiskHealth {
         self.closed || self.out.is_some()
     }
 
-    /// Something moved.
+    /// Notes progress.
     pub(crate) fn moved(&mut self) {
         self.progress = Instant::now();
     }
 
-    /// When something last moved.
+    /// The time of the last progress.
     pub(crate) const fn progress(&self) -> Instant {
         self.progress
     }
 
-    /// A call to a slab begins: a number for [`returned`](Self::returned).
+    /// Notes that a call to a slab begins. Returns its number for [`returned`](Self::returned).
     pub(crate) fn call(&mut self) -> u64 {
         self.begun += 1;
         self.calls.push((self.begun, Instant::now()));
         self.begun
     }
 
-    /// A call to a slab has returned.
+    /// Notes that a call to a slab has returned.
     pub(crate) fn returned(&mut self, call: u64) {
         self.calls.retain(|&(number, _)| number != call);
         self.moved();
     }
 
-    /// Since when the oldest call has not returned, of those that nobody has given up.
+    /// When the oldest call began that has not returned. Calls from before an outage don't count.
     pub(crate) fn oldest_call(&self) -> Option<Instant> {
         self.calls.first().map(|&(_, since)| since)
     }
 
-    /// Takes the disk out: it hangs, or could not be opened.
+    /// Takes the disk out, since it hangs or can't be opened.
     pub(crate) fn take_out(&mut self) {
         self.calls.clear();
         let longest = self.pause(u32::MAX);
@@ -102,8 +102,7 @@ impl DiskHealth {
         self.outages += 1;
     }
 
-    /// Whether the disk is to be tried now. If so, the caller tries it, and reports the result by
-    /// [`tried`](Self::tried).
+    /// Whether to try the disk now. If so, the caller tries it, and reports the result with [`tried`](Self::tried).
     pub(crate) fn try_again(&mut self) -> bool {
         let pause = self.pause(self.outages.saturating_sub(1));
         let due = self.out.is_some_and(|since| since.elapsed() >= pause);
@@ -126,7 +125,7 @@ impl DiskHealth {
         }
     }
 
-    /// A write was refused: the next may be tried after a pause.
+    /// Notes that a write was refused. The next write may be tried after a pause.
     pub(crate) fn refused(&mut self) {
         if self.takes_writes() {
             self.writes_from = Some(Instant::now() + self.pause(self.refusals));
@@ -134,7 +133,7 @@ impl DiskHealth {
         }
     }
 
-    /// A write arrived.
+    /// Notes that a write worked.
     pub(crate) fn wrote(&mut self) {
         self.writes_from = None;
         self.refusals = 0;
@@ -145,14 +144,14 @@ impl DiskHealth {
     }
 }
 
-/// A file whose reads and writes are calls that a disk's health knows of.
+/// A file that reports its reads and writes to the disk's health.
 #[derive(Debug)]
 pub(crate) struct Timed<'a> {
     pub(crate) slab: &'a dyn DoorFile,
     pub(crate) health: &'a Mutex<DiskHealth>,
 }
 
-/// A call under way, until this is dropped.
+/// A call that is under way until this is dropped.
 struct PendingCall<'a>(&'a Mutex<DiskHealth>, u64);
 
 impl Drop for PendingCall<'_> {

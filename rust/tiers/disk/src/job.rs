@@ -1,4 +1,4 @@
-//! A copy between slots and a cell, piece by piece, by any number of threads.
+//! Copies between slots and cells. Any number of threads may copy the pieces of an entry.
 
 use std::sync::{Arc, Mutex, RwLock, TryLockError};
 use std::time::Instant;
@@ -39,12 +39,12 @@ pub(crate) struct DiskJob {
     pub(crate) pieces: usize,
     pub(crate) cell_bytes: u64,
     pub(crate) begun: Instant,
-    /// Whether the slots are somebody else's by now. Whoever touches them holds this.
+    /// Whether the copy has given up its slots. A thread holds this lock while it touches them.
     left: RwLock<bool>,
     progress: Mutex<JobProgress>,
 }
 
-/// The entry that a copy is of.
+/// The entry that is copied.
 pub(crate) struct Subject {
     pub(crate) name: Name,
     pub(crate) class: usize,
@@ -60,10 +60,10 @@ struct JobProgress {
     cell: Option<u64>,
     done: usize,
     started: Option<Instant>,
-    /// Digests of all tiles, rank after rank.
+    /// Digests of all tiles, one rank after another.
     digests: Vec<u64>,
     failed: Option<(DiskFailure, Cause)>,
-    /// Nobody wants what it writes any more.
+    /// Whether the write is not wanted any more.
     undone: bool,
 }
 
@@ -107,12 +107,12 @@ impl DiskJob {
         lock(&self.progress).cell = Some(cell);
     }
 
-    /// When its first piece was begun.
+    /// When the first piece was begun.
     pub(crate) fn started(&self) -> Option<Instant> {
         lock(&self.progress).started
     }
 
-    /// Nobody wants what it writes any more.
+    /// Marks a write as not wanted any more.
     pub(crate) fn undo(&self) {
         lock(&self.progress).undone = true;
     }
@@ -132,14 +132,14 @@ impl DiskJob {
         lock(&self.progress).failed.clone()
     }
 
-    /// Notes that `count` pieces are over. True for the last ones.
+    /// Notes that `count` pieces are over. Returns whether these were the last.
     pub(crate) fn end_pieces(&self, count: usize) -> bool {
         let mut progress = lock(&self.progress);
         progress.done += count;
         progress.done == self.pieces
     }
 
-    /// Gives the slots up unless a thread touches them at this moment: from then on none does.
+    /// Gives up the slots, so that no thread touches them any more. False if a thread does at this moment.
     pub(crate) fn leave_slots(&self) -> bool {
         match self.left.try_write() {
             Ok(mut left) => {
@@ -154,7 +154,7 @@ impl DiskJob {
         }
     }
 
-    /// Whether one call may read this copy and then the next: small entries in adjacent cells.
+    /// Whether one call can read both this copy and `next`: they are small entries in adjacent cells.
     pub(crate) fn is_before(&self, next: &Self) -> bool {
         let small = self.pieces == 1 && next.pieces == 1;
         small
@@ -163,7 +163,8 @@ impl DiskJob {
             && self.cell().map(|cell| cell + 1) == next.cell()
     }
 
-    /// Reads entries in adjacent cells by one call, or one by one if that fails: each costs itself alone.
+    /// Reads entries in adjacent cells by one call, or one by one if that fails, so that one bad entry costs no
+    /// other.
     pub(crate) fn run_row(
         row: &[Arc<Self>],
         shape: &CellShape,
@@ -194,7 +195,7 @@ impl DiskJob {
         }
     }
 
-    /// Begins a piece. Returns the cell, or `None` if the copy has failed or nobody wants it.
+    /// Begins a piece. Returns the cell, or `None` if the copy has failed or is not wanted any more.
     fn begin(&self) -> Option<u64> {
         let mut progress = lock(&self.progress);
         progress.started.get_or_insert_with(Instant::now);
@@ -208,7 +209,7 @@ impl DiskJob {
         progress.cell
     }
 
-    /// The slab file of the copy. `health` is told of calls to it.
+    /// The slab file of the copy. Calls to it are reported to `health`.
     fn slab<'a>(&'a self, health: &'a Mutex<DiskHealth>) -> Timed<'a> {
         let slab = self.store.slab(self.class);
         Timed { slab, health }
@@ -262,7 +263,7 @@ impl DiskJob {
         self.take(cell, piece, shape, planes, bytes)
     }
 
-    /// Copies the bytes that were read into the slots, if they are still this copy's.
+    /// Copies the bytes that were read into the slots, unless the copy has given them up.
     fn take(
         &self,
         cell: u64,
@@ -287,8 +288,8 @@ impl DiskJob {
                 digests.push(if *left {
                     tile_digest(tile)
                 } else {
-                    // SAFETY: the cache keeps the slots for this copy until its end was reported, and
-                    // the lock that is held here keeps that from happening meanwhile.
+                    // SAFETY: the cache keeps the slots for this copy until its end is reported, which the lock held
+                    // here prevents.
                     unsafe { planes.scatter(part.rank, &self.slots, offset, tile) }
                 });
             }
@@ -320,12 +321,12 @@ impl DiskJob {
             for part in &piece.parts {
                 let padded = part.length.next_multiple_of(ALIGNMENT);
                 let (bytes, padding) = bytes[part.at..][..padded].split_at_mut(part.length);
-                // The buffer has other entries' bytes: none of them may go to disk with this one.
+                // The buffer may have bytes of other entries, which must not be written with this one.
                 padding.fill(0);
                 let mut digests = Vec::with_capacity(part.length.div_ceil(TILE_BYTES));
                 for (index, tile) in bytes.chunks_mut(TILE_BYTES).enumerate() {
                     let offset = part.offset + index * TILE_BYTES;
-                    // SAFETY: as in `take`: until its end nobody writes these slots.
+                    // SAFETY: as in `take`, nobody writes these slots before the copy's end.
                     digests.push(unsafe { planes.gather(part.rank, &self.slots, offset, tile) });
                 }
                 self.set_digests(part, shape, &digests);
@@ -368,7 +369,7 @@ impl DiskJob {
         lock(&self.progress).digests[first..][..digests.len()].copy_from_slice(digests);
     }
 
-    /// The checksums of the bytes that were copied, once all pieces are over.
+    /// The checksums of the copied bytes. All pieces must be over.
     pub(crate) fn found_sums(&self, shape: &CellShape) -> Vec<u64> {
         let progress = lock(&self.progress);
         let shards = progress.digests.chunks(shape.tiles());

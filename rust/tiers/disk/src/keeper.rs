@@ -1,5 +1,5 @@
-//! The thread that keeps the index up with the book, and removes directories. No engine step is needed
-//! for either.
+//! The keeper: a thread that writes the book's changes to the index, and removes directories. It works even when the
+//! engine does no steps.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,20 +16,20 @@ use crate::stats::DiskFailure;
 use crate::store::{DiskStore, StoreNames};
 use hybrid_pages_tiers::Name;
 
-/// Changes within this time go into one commit.
+/// Changes that come within this time share a commit.
 const BATCH: Duration = Duration::from_millis(40);
 const IDLE: Duration = Duration::from_secs(1);
-/// Seconds between two looks whether the policy has learned anything.
+/// Seconds between two checks whether the policy has learned anything.
 const LEARNT: u64 = 60;
-/// The longest pause before a broken index is opened again, or made anew.
+/// The longest pause before a broken index is opened again or made anew.
 const LONGEST: Duration = Duration::from_secs(64);
 
-/// The keeper's own state.
+/// The keeper's state.
 pub(crate) struct Keeper {
     shared: Arc<DiskShared>,
-    /// The open index, with the epoch of its store.
+    /// The epoch of a store, and its open index.
     index: Option<(u64, DiskIndex)>,
-    /// Digest of the policy's knowledge that the index has.
+    /// Digest of the policy's knowledge in the index.
     learnt: Option<u64>,
     looked: u64,
     pause: Duration,
@@ -38,7 +38,8 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// A keeper of an index that was opened for a store, or of one that it makes.
+    /// Makes a keeper. `index` is the open index and the epoch of its store; without one, the keeper opens or makes
+    /// it.
     pub(crate) fn new(shared: Arc<DiskShared>, index: Option<(u64, DiskIndex)>) -> Self {
         Self {
             shared,
@@ -51,8 +52,8 @@ impl Keeper {
         }
     }
 
-    /// Works until it is told to stop. Entries that were published by then are committed, unless a panic has left
-    /// them in doubt.
+    /// Works until it is told to stop. Then all published entries are committed, unless a panic has left them in
+    /// doubt.
     pub(crate) fn run(self) {
         let shared = Arc::clone(&self.shared);
         shared.unless_it_panics(|| self.keep());
@@ -83,7 +84,7 @@ impl Keeper {
         self.close();
     }
 
-    /// Removes what was cleared, and opens a new store after that.
+    /// Removes directories that were cleared, then opens a new store if there is none.
     fn tidy(&mut self) {
         let shared = &self.shared;
         let mut synced = false;
@@ -115,8 +116,8 @@ impl Keeper {
         }
     }
 
-    /// A store that ends with the process: what the engine's bytes depend on may have changed since its
-    /// identity was named.
+    /// Opens a store that ends with the process. After a reset the identity may not name all that the bytes depend
+    /// on.
     fn open_ephemeral(&self, epoch: u64) -> std::io::Result<()> {
         let shared = &self.shared;
         let (directory, folder) = shared.lane()?.ephemeral()?;
@@ -152,10 +153,10 @@ impl Keeper {
         drop(book);
         if self.index.is_none() {
             if Instant::now() < self.again && !self.stopping {
-                return; // A new index gets everything.
+                return; // These changes are lost, but a new index gets all entries.
             }
             let owner = owner(&shared, &store);
-            // The old one is kept as long as it can be read: nothing else has what is durable.
+            // An index that can be read is kept, since it alone has the durable entries.
             let found = match DiskIndex::open(&*shared.options.door, &store.folder, &owner) {
                 Ok((index, found)) => {
                     self.index = Some((store.epoch, index));
@@ -189,7 +190,7 @@ impl Keeper {
         }
     }
 
-    /// Has the index keep the knowledge of the policy, if that is new.
+    /// Gives the knowledge of the policy to the index, if it has changed.
     fn learn(&mut self) {
         let now = self.shared.options.door.seconds();
         if now.abs_diff(self.looked) < LEARNT && !self.stopping {
@@ -207,7 +208,7 @@ impl Keeper {
         }
     }
 
-    /// The index is made anew later, from what is in memory.
+    /// Gives up the index, which will be made anew from the book.
     fn broken(&mut self, why: &str) {
         self.shared.ledger.failed(
             DiskFailure::Index,
@@ -215,7 +216,7 @@ impl Keeper {
         );
         self.learnt = None;
         if let Some((_, index)) = self.index.take() {
-            // It was broken before: how it closes says nothing new.
+            // The index is broken, so an error of its close says nothing new.
             drop(index.close());
         }
         self.again = Instant::now() + self.pause;
@@ -243,7 +244,7 @@ pub(crate) fn owner<'a>(shared: &DiskShared, store: &'a DiskStore) -> IndexOwner
     }
 }
 
-/// Makes room until the quota holds: it may be lower than it was.
+/// Removes until the quota holds, which may have become lower.
 pub(crate) fn shrink(shared: &DiskShared, store: &DiskStore) {
     loop {
         let victim = {

@@ -1,10 +1,10 @@
 //! A tier on a local disk: entries that outlive the process, in slab files with an index.
 //!
-//! A directory holds one lane per process that uses it, and a lane one store per identity: `docs/disk-format.md`
-//! has every byte. All that a lookup needs is in memory, in the book. Threads move bytes between slots and cells,
-//! and a keeper writes the index behind them. What is read is shown to nobody before its header and its
-//! checksums were those that the book names, so no order of writes is needed for bytes to be right: a crash or a
-//! loss of power can only cost entries.
+//! A directory has a *lane* for each process that uses it, and a lane has a *store* for each identity.
+//! `docs/disk-format.md` describes every byte. Lookups need only the *book*, which is in memory. Threads move bytes
+//! between slots and cells, and a *keeper* writes the index in the background. An entry that was read is published
+//! only if its header and checksums are those in the book. So writes need no order: a crash or a loss of power can
+//! cost entries, but never makes bytes wrong.
 
 mod below;
 mod book;

@@ -10,26 +10,26 @@ use hybrid_pages::error::{Error, Result};
 /// Most threads of one disk.
 pub(crate) const MAX_THREADS: usize = 64;
 
-/// The longest deadline and pause: no clock overflows, though a pause doubles.
+/// The longest deadline and first pause. The limit keeps clocks from overflow when a pause doubles.
 const MOST_TIME: Duration = Duration::from_secs(24 * 3600);
 
 /// Settings of a disk.
 #[derive(Debug, Clone)]
 pub struct DiskOptions {
-    /// The directory, which disks of hybrid-pages alone use. It is made if its parent exists.
+    /// The directory, which only disks of hybrid-pages may use. It is made if its parent exists.
     pub path: PathBuf,
-    /// Bytes that the entries of this lane may take, those of other identities included.
+    /// Bytes that the entries of this lane may take, including those of other identities.
     pub quota_bytes: u64,
-    /// Number of this process among those that share the path: each lane has a directory of its own.
+    /// Number of this process among those that share the path. Each has a lane, with a directory of its own.
     pub lane: u32,
-    /// Time limit of one call of the system, and of the time that a copy waits while nothing moves. After that the
-    /// disk is out for some time. A copy may take as many calls as it needs.
+    /// Time limit of one system call, and of a copy's wait while nothing moves. After that the disk is out for some
+    /// time. A copy may take as many calls as it needs.
     pub deadline: Duration,
-    /// Threads that read and write: as many calls are under way at a time.
+    /// Number of threads that read and write, and so of calls at a time.
     pub threads: usize,
-    /// Bytes of slots that may wait to be written; what is offered beyond that is declined.
+    /// Bytes of slots that may wait to be written. Entries beyond that are declined.
     pub queue_bytes: u64,
-    /// The first pause before the disk is tried again after an outage; it doubles up to 64 times.
+    /// The first pause before the disk is tried again after an outage. Pauses double, up to 64 times the first.
     pub retry: Duration,
     /// The door through which files are opened.
     pub door: Arc<dyn Door>,

@@ -1,4 +1,4 @@
-//! Pieces of copies that wait for a thread. Reads go before writes: somebody waits for them.
+//! The queue of copies that wait for a thread. Reads go before writes, since requests wait for them.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
@@ -8,16 +8,16 @@ use crate::lock;
 
 /// Work for a thread.
 pub(crate) enum DiskWork {
-    /// A write needs a cell.
+    /// A write that needs a cell.
     Place(Arc<DiskJob>),
-    /// A piece of a copy, by its number.
+    /// A piece of a copy, given by its number.
     Piece(Arc<DiskJob>, usize),
-    /// Reads of small entries in adjacent cells, in their order.
+    /// Reads of small entries in adjacent cells, in the order of cells.
     Row(Vec<Arc<DiskJob>>),
 }
 
-/// Most bytes that are read together: enough that a disk is busy with them, and so few that the threads share
-/// what a request waits for.
+/// Most bytes that one call reads: enough to keep a disk busy, and few enough that the reads of a request are shared
+/// between threads.
 const ROW_BYTES: u64 = 512 << 10;
 
 #[derive(Debug, Default)]
@@ -26,10 +26,11 @@ struct Waiting {
     writes: VecDeque<(Arc<DiskJob>, usize)>,
     /// Writes that need a cell.
     placeless: VecDeque<Arc<DiskJob>>,
-    /// A thread finds cells for writes: one at a time, since it may have to remove a directory first.
+    /// Whether a thread is looking for a cell for a write. Only one does at a time, since it may have to remove a
+    /// directory first.
     placing: bool,
     stopped: bool,
-    /// Threads of older crews leave.
+    /// The number of the current crew. Threads of older crews end.
     crew: u64,
 }
 
@@ -41,7 +42,7 @@ pub(crate) struct JobQueue {
 }
 
 impl JobQueue {
-    /// Adds a copy. A write gets its cell first.
+    /// Adds a copy. A write first waits for a cell.
     pub(crate) fn add(&self, job: Arc<DiskJob>) {
         let mut waiting = lock(&self.waiting);
         match job.direction {
@@ -52,8 +53,8 @@ impl JobQueue {
         self.changed.notify_all();
     }
 
-    /// Reports that a write has its cell, or, by `None`, that there is none for it. The pieces of the write are
-    /// written before the next write gets a cell.
+    /// Reports that a write has got its cell, or with `None`, that there is none for it. The write's pieces go before
+    /// the next write gets a cell.
     pub(crate) fn placed(&self, job: Option<Arc<DiskJob>>) {
         let mut waiting = lock(&self.waiting);
         waiting.placing = false;
@@ -62,7 +63,7 @@ impl JobQueue {
         self.changed.notify_all();
     }
 
-    /// Waits for work. `None` tells the thread to end.
+    /// Waits for work. `None` means that the thread shall end.
     pub(crate) fn next(&self, crew: u64) -> Option<DiskWork> {
         let mut waiting = lock(&self.waiting);
         loop {
@@ -79,7 +80,7 @@ impl JobQueue {
         }
     }
 
-    /// Has threads of older crews leave; they touch nothing that is queued. Returns the new crew.
+    /// Makes threads of older crews end; they take nothing more from the queue. Returns the new crew's number.
     pub(crate) fn new_crew(&self) -> u64 {
         let mut waiting = lock(&self.waiting);
         waiting.crew += 1;
@@ -90,7 +91,7 @@ impl JobQueue {
         crew
     }
 
-    /// Drops what waits: copies, each with the number of its pieces that no thread will do.
+    /// Empties the queue. Returns its copies, each with the number of pieces that no thread will do.
     pub(crate) fn clear(&self) -> Vec<(Arc<DiskJob>, usize)> {
         let mut waiting = lock(&self.waiting);
         let Waiting {
@@ -121,7 +122,7 @@ impl JobQueue {
         self.waiting.is_poisoned()
     }
 
-    /// Has all threads leave.
+    /// Makes all threads end.
     pub(crate) fn stop(&self) {
         lock(&self.waiting).stopped = true;
         self.changed.notify_all();
@@ -152,7 +153,7 @@ impl Waiting {
         Some(DiskWork::Place(job))
     }
 
-    /// The reads that come next, if one call may do several of them.
+    /// Takes the next reads that one call can do together.
     fn take_row(&mut self) -> Vec<Arc<DiskJob>> {
         let follows = |count: &usize| {
             let (last, next) = (&self.reads[count - 1].0, &self.reads[*count].0);

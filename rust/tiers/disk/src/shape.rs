@@ -1,4 +1,4 @@
-//! How the bytes of an entry lie in a cell, and the pieces in which they are copied.
+//! The layout of an entry's bytes in a cell, and the pieces in which they are copied.
 
 use crate::door::ALIGNMENT;
 use crate::format::HEADER_BYTES;
@@ -6,25 +6,24 @@ use hybrid_pages::error::{Error, Result};
 use hybrid_pages::geometry::Geometry;
 use hybrid_pages::transfer::TILE_BYTES;
 
-/// Most payload that one piece has: enough that a disk is busy with it, and small enough that a few
-/// threads share a large entry.
+/// Most payload of one piece: enough to keep a disk busy, and small enough that several threads share a large entry.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Most bytes of a piece, the header of the cell included.
+/// Most bytes of a piece, including the header of the cell.
 pub(crate) const BUFFER_BYTES: usize = PIECE_BYTES + HEADER_BYTES;
 
 /// A part of one rank's shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ShardPart {
     pub(crate) rank: usize,
-    /// Offset in the shard, where a tile starts.
+    /// Offset in the shard, at the start of a tile.
     pub(crate) offset: usize,
     pub(crate) length: usize,
     /// Offset in the piece.
     pub(crate) at: usize,
 }
 
-/// A stretch of a cell that one call reads or writes.
+/// A piece: a stretch of a cell that one call reads or writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CellPiece {
     /// Offset in the cell.
@@ -33,14 +32,14 @@ pub(crate) struct CellPiece {
     pub(crate) parts: Vec<ShardPart>,
 }
 
-/// How entries of one class lie in their cells.
+/// The layout of the entries of one class in their cells.
 #[derive(Debug, Clone)]
 pub(crate) struct CellShape {
     pub(crate) shard_bytes: usize,
     pub(crate) cell_bytes: u64,
     /// Slots of the host that an entry takes.
     pub(crate) slots: usize,
-    /// The pieces of a cell; the first has the header.
+    /// The pieces of a cell. The first one includes the header.
     pub(crate) pieces: Vec<CellPiece>,
 }
 
@@ -56,7 +55,7 @@ impl CellShape {
             let mut offset = 0;
             while offset < shard_bytes {
                 let room = BUFFER_BYTES - piece.length;
-                // Pieces end where a tile does, so each tile is hashed at once.
+                // Pieces end at the end of a tile, so each tile is hashed in one go.
                 let length = (shard_bytes - offset).min(room / TILE_BYTES * TILE_BYTES);
                 if length == 0 {
                     let at = piece.at + piece.length;
@@ -88,7 +87,7 @@ impl CellShape {
         }
     }
 
-    /// Tiles of one rank's shard.
+    /// Number of tiles in one rank's shard.
     pub(crate) fn tiles(&self) -> usize {
         self.shard_bytes.div_ceil(TILE_BYTES)
     }
@@ -97,7 +96,7 @@ impl CellShape {
 /// The shapes of a geometry's classes.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for slots that the ranks can't share, and more ranks than a header has room for.
+/// [`Error::InvalidArgument`] for slots that the ranks can't share, or more ranks than a header has room for.
 pub(crate) fn shapes(geometry: &Geometry, slot_bytes: usize) -> Result<Vec<CellShape>> {
     let ranks = geometry.ranks();
     if ranks > crate::format::MAX_RANKS {
@@ -114,7 +113,7 @@ pub(crate) fn shapes(geometry: &Geometry, slot_bytes: usize) -> Result<Vec<CellS
     classes.map(shape).collect()
 }
 
-/// Slots of a room whose entries, of whatever classes, never take more than the quota on disk.
+/// The number of slots of a room whose entries never take more than the quota on disk, whatever their classes.
 pub(crate) fn capacity(shapes: &[CellShape], quota: u64) -> u64 {
     let of = |shape: &CellShape| {
         u128::from(quota) * shape.slots as u128 / u128::from(shape.cell_bytes.max(1))

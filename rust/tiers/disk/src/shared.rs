@@ -23,12 +23,12 @@ use hybrid_pages::guarded;
 use hybrid_pages::transfer::Process;
 use hybrid_pages_tiers::{CopyEnds, Identity, Ledger, PanicFlag, Planes, panicked};
 
-/// How long somebody who needs room waits for others who make some.
+/// How long a thread that needs room waits for others that make some.
 const GIVING: Duration = Duration::from_millis(2);
 const MOST_WAITS: usize = 5_000;
 
-/// The state that a disk shares with its handles and threads. Of the locks, `opening` is taken first and that of the
-/// book before the others. None but `opening` is held during a system call that may wait for the device.
+/// The state that a disk shares with its handles and threads. The lock `opening` is taken first, then that of the
+/// book, then the others. Only `opening` may be held during a system call that may wait for the device.
 #[derive(Debug)]
 pub(crate) struct DiskShared {
     pub(crate) options: DiskOptions,
@@ -40,18 +40,18 @@ pub(crate) struct DiskShared {
     /// The path of the lane, for messages.
     pub(crate) place: String,
     pub(crate) planes: OnceLock<Planes>,
-    /// The identity, from the time when the disk is to be connected.
+    /// The identity, once the disk is to be connected.
     pub(crate) identity: OnceLock<Identity>,
     /// Held while the lane and the store are opened.
     pub(crate) opening: Mutex<()>,
-    /// Description of what the identity was made from, until it is written.
+    /// The description of the identity that is still to be written.
     pub(crate) about: Mutex<Option<String>>,
     pub(crate) queue: JobQueue,
     pub(crate) book: Mutex<Book>,
     pub(crate) health: Mutex<DiskHealth>,
     pub(crate) ended: CopyEnds,
     panic: PanicFlag,
-    /// Threads that read and write, those that hang included.
+    /// Number of threads that read and write, including those that hang.
     pub(crate) threads: AtomicUsize,
     pub(crate) bell: Bell,
     pub(crate) uses: Arc<Mutex<Uses>>,
@@ -61,7 +61,7 @@ pub(crate) struct DiskShared {
     pub(crate) ledger: Ledger<DiskStats>,
 }
 
-/// Wakes the keeper.
+/// A bell that wakes the keeper.
 #[derive(Debug, Default)]
 pub(crate) struct Bell {
     state: Mutex<Ringing>,
@@ -144,7 +144,7 @@ impl DiskShared {
         }
     }
 
-    /// Writes down what the identity was made from, as soon as there is a store.
+    /// Writes the description of the identity, once there is a store.
     pub(crate) fn describe(&self) {
         let Some(store) = lock(&self.book).store.clone() else {
             return;
@@ -158,8 +158,8 @@ impl DiskShared {
         }
     }
 
-    /// Whether what is known of the disk is in doubt, since a thread panicked, or somebody under a lock: then it is out
-    /// for good.
+    /// Whether a panic in a thread or under a lock has left the knowledge about the disk in doubt. Then the disk is
+    /// out for good.
     pub(crate) fn is_broken(&self) -> bool {
         let locks = [
             self.book.is_poisoned(),
@@ -177,7 +177,7 @@ impl DiskShared {
         broken
     }
 
-    /// Does something for the disk, which is out for good if that panics. Says whether it did.
+    /// Runs `work`. If it panics, the disk is out for good, and this returns false.
     pub(crate) fn unless_it_panics(&self, work: impl FnOnce()) -> bool {
         if guarded::unless_it_panics(work).is_some() {
             return true;
@@ -186,12 +186,12 @@ impl DiskShared {
         !self.is_broken()
     }
 
-    /// Whether this is a fork of the process that opened the disk.
+    /// Whether this process was forked from the one that opened the disk.
     pub(crate) fn is_inherited(&self) -> bool {
         self.process.is_inherited()
     }
 
-    /// The lane, which is taken if it is not yet.
+    /// The lane. Takes it if that was not done yet.
     pub(crate) fn take_lane(&self) -> std::result::Result<&DiskLane, Trouble> {
         if let Some(lane) = self.lane.get() {
             return Ok(lane);
@@ -231,13 +231,13 @@ impl DiskShared {
                 stats.persistent = store.persistent;
                 stats.direct = store.direct;
             }
-            // What could not be opened yet.
+            // A store that could not be opened yet may still be.
             None => stats.persistent = stats.out && !book.connected && !book.cleared_early,
         }
         stats
     }
 
-    /// Makes room for a write and takes its cell.
+    /// Makes room for a write, and takes a cell for it.
     pub(crate) fn place(&self, job: &DiskJob) -> std::result::Result<u64, (DiskFailure, Cause)> {
         for _ in 0..MOST_WAITS {
             let victim = {
@@ -265,7 +265,7 @@ impl DiskShared {
         Err((DiskFailure::Quota, what.into()))
     }
 
-    /// Makes the room that a victim was chosen for.
+    /// Removes a victim to make room.
     pub(crate) fn give(&self, victim: Victim, store: &crate::store::DiskStore) {
         match victim {
             Victim::Entry => self.bell.ring(),
@@ -297,11 +297,11 @@ impl DiskShared {
         lock(&self.book).removed(trash, outcome.is_ok());
     }
 
-    /// All pieces of a copy are over: its end is reported, unless that was done, and its cell is kept or
-    /// given back. It ends, also if that panics.
+    /// Ends a copy whose pieces are all over: reports the end, unless that was done, and keeps the cell or gives it
+    /// back. The copy ends even if this panics.
     pub(crate) fn finish(&self, job: &Arc<DiskJob>) {
         if !self.unless_it_panics(|| self.end(job)) {
-            // The cache ignores the end of one that has ended.
+            // The cache ignores the end of a copy that has ended already.
             self.report(job, Err(Error::disk(panicked("disk"))));
         }
     }
@@ -339,14 +339,14 @@ impl DiskShared {
             self.ledger.failed(*reason, what);
         }
         let result = match (failure, job.direction) {
-            // The cache compares the checksums itself, and counts.
+            // The cache compares the checksums itself, and counts failures.
             (None | Some((DiskFailure::Checksum, _)), DiskDirection::Read) => {
                 Ok(job.found_sums(shape))
             }
             (None, DiskDirection::Write) => Ok(Vec::new()),
             (Some((_, what)), _) => Err(Error::disk(what)),
         };
-        // Whoever finds nothing running any more finds the end and the counts, too.
+        // This comes before the book is unlocked: a thread that finds no running copy finds the end and the counts.
         self.report(job, result);
         drop(book);
     }
@@ -425,8 +425,8 @@ impl DiskShared {
         self.ended.add(copy, result);
     }
 
-    /// Ends copies for the cache though threads may still be at them: from now on none touches their slots.
-    /// Returns whether all could be ended.
+    /// Reports the end of all copies, even if threads still work on them. From now on these touch no slots. Returns
+    /// whether all copies could be ended.
     pub(crate) fn abandon_all(&self) -> bool {
         let dropped = self.queue.clear();
         let mut book = lock(&self.book);
@@ -458,7 +458,7 @@ impl DiskShared {
         all
     }
 
-    /// Notes in the book what was used.
+    /// Notes the latest uses of entries in the book.
     pub(crate) fn note_uses(&self) {
         let used = lock(&self.uses).take();
         if used.is_empty() {

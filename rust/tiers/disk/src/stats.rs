@@ -7,15 +7,15 @@ use hybrid_pages_tiers::{counts, failures};
 failures! {
     /// Kinds of failures and damage, each with a count of its own.
     pub enum DiskFailure {
-        /// A cell holds something else than the index says.
+        /// A cell whose header is not that of the entry in the index.
         Header = "header",
-        /// Bytes with other checksums than they were written with.
+        /// Bytes whose checksums are not those they were written with.
         Checksum = "checksum",
         /// A file ends before its cell does.
         Short = "short",
         /// A read that the system refused.
         Read = "read",
-        /// A read or write with a call that took longer than the deadline, or that waited for one.
+        /// A read or write that exceeded the deadline, or waited for one that did.
         Deadline = "deadline",
         /// The entry left before it was read.
         Gone = "gone",
@@ -25,9 +25,9 @@ failures! {
         Write = "write",
         /// No cell within the quota.
         Quota = "quota",
-        /// Slots with bytes of other checksums than they were offered with.
+        /// Slots whose bytes don't have the checksums they were offered with.
         Source = "source",
-        /// The index could not be opened, and is tried again; or not be written, and is made anew.
+        /// The index could not be opened and is tried again, or could not be written and is made anew.
         Index = "index",
         /// The index was damaged; it was set aside.
         IndexDamaged = "index_damaged",
@@ -50,7 +50,7 @@ pub const LATENCY_LIMITS_US: [u64; 11] = [
 /// A histogram of how long copies took, from their call to their end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Latencies {
-    /// Copies in each bucket alone, not cumulated.
+    /// Number of copies in each bucket, not cumulative.
     pub buckets: [u64; LATENCY_LIMITS_US.len() + 1],
     /// Sum of all durations, in microseconds.
     pub sum_us: u64,
@@ -66,7 +66,7 @@ impl Latencies {
 }
 
 counts! {
-    /// Counts of a disk at one moment. Counts of events begin when it is connected.
+    /// Counts of a disk at one moment. Counts of events begin when the disk is connected.
     pub struct DiskStats: DiskFailure {
         /// Lookups of an entry that was found.
         hits: u64,
@@ -86,9 +86,9 @@ counts! {
         reading: u64,
         /// Writes that have not ended.
         writing: u64,
-        /// Times that an entry was offered while the disk took none.
+        /// Offers of entries while the disk took none.
         dropped: u64,
-        /// Outages: times that the disk began to be left alone because it hung or could not be opened.
+        /// Outages: how often the disk was taken out because it hung or could not be opened.
         outages: u64,
         /// Whether the disk is out now.
         out: bool,
@@ -96,23 +96,23 @@ counts! {
         entries: u64,
         /// Entries of earlier processes that no lookup has found again.
         left_over: u64,
-        /// Bytes of the cells that are taken, left over ones included.
+        /// Bytes of the cells that are taken, including those of left over entries.
         live_bytes: u64,
         /// Bytes that other identities have in this lane.
         other_bytes: u64,
         /// Bytes that cells and other identities may take.
         quota_bytes: u64,
-        /// Entries written that a new process would find after this one is killed.
+        /// Written entries that a new process would find if this one were killed now.
         durable: u64,
-        /// Whether a later process finds what is written now: not after a reset.
+        /// Whether a later process finds entries that are written now. False after a reset.
         persistent: bool,
-        /// Whether bytes go past the system's cache.
+        /// Whether reads and writes go past the system's cache.
         direct: bool,
     }
     besides {
-        /// How long reads took that did not fail.
+        /// Durations of reads that did not fail.
         read_latencies: Latencies,
-        /// How long writes took that did not fail.
+        /// Durations of writes that did not fail.
         write_latencies: Latencies,
     }
 }

@@ -11,24 +11,24 @@ use crate::format::{ABOUT, ABOUT_DRAFT, MOST_ABOUT};
 use crate::shape::CellShape;
 use hybrid_pages_tiers::Identity;
 
-/// An open store. Copies under way keep theirs when the disk has moved on to another.
+/// An open store. When the disk opens another one, copies under way keep theirs.
 #[derive(Debug)]
 pub(crate) struct DiskStore {
     pub(crate) identity: Identity,
-    /// Number of the store: each one of a disk has a greater one than those before.
+    /// Number of the store, greater than that of each earlier store of the disk.
     pub(crate) epoch: u64,
     /// Name of the directory.
     pub(crate) directory: String,
     pub(crate) folder: OwnedFd,
-    /// Whether it has an index, and so outlives the process.
+    /// Whether the store has an index, and so outlives the process.
     pub(crate) persistent: bool,
-    /// Whether bytes go past the system's cache.
+    /// Whether reads and writes go past the system's cache.
     pub(crate) direct: bool,
     slabs: Vec<Box<dyn DoorFile>>,
     punches: AtomicBool,
 }
 
-/// Names of a store that is to be opened.
+/// Identity, number and directory of a store that is to be opened.
 pub(crate) struct StoreNames {
     pub(crate) identity: Identity,
     pub(crate) epoch: u64,
@@ -37,7 +37,7 @@ pub(crate) struct StoreNames {
 }
 
 impl DiskStore {
-    /// Opens the slabs, one per class, and makes those that are not there.
+    /// Opens the slabs, one per class, and makes missing ones.
     pub(crate) fn open(
         door: &dyn Door,
         folder: OwnedFd,
@@ -67,7 +67,7 @@ impl DiskStore {
             .collect()
     }
 
-    /// Writes down what the identity was made from.
+    /// Writes a description of what the identity was made from.
     pub(crate) fn describe(&self, door: &dyn Door, about: &str) -> io::Result<()> {
         if about.len() as u64 > MOST_ABOUT {
             let found = about.len();
@@ -86,7 +86,7 @@ impl DiskStore {
         &*self.slabs[class]
     }
 
-    /// Gives back the room of a cell; the disk keeps it where the file system can't.
+    /// Gives the room of a cell back to the file system, if that supports holes.
     pub(crate) fn punch(&self, shapes: &[CellShape], class: usize, cell: u64) -> io::Result<()> {
         let bytes = shapes[class].cell_bytes;
         self.punch_range(class, cell * bytes, bytes)
@@ -105,8 +105,8 @@ impl DiskStore {
         outcome
     }
 
-    /// Gives back the room that no cell takes: of each class, what is behind the last cell, and the gaps
-    /// before it.
+    /// Gives the room that no cell needs back: for each class, everything behind the last cell, and the gaps before
+    /// it.
     pub(crate) fn tidy(
         &self,
         shapes: &[CellShape],
@@ -125,13 +125,13 @@ impl DiskStore {
         Ok(())
     }
 
-    /// Makes what was written survive a loss of power.
+    /// Makes written entries survive a loss of power.
     pub(crate) fn sync(&self) -> io::Result<()> {
         self.slabs.iter().try_for_each(|slab| slab.sync())
     }
 }
 
-/// Whether a file past the system's cache can be written and read in this directory.
+/// Tests whether files in this directory can be written and read past the system's cache.
 fn probe(door: &dyn Door, folder: &OwnedFd) -> bool {
     const FILE: &str = "probe";
     let works = || -> io::Result<bool> {
@@ -142,7 +142,7 @@ fn probe(door: &dyn Door, folder: &OwnedFd) -> bool {
         file.read_all(&mut bytes, 0)?;
         Ok(bytes.iter().all(|&byte| byte == 0))
     };
-    // Whatever is wrong with it: without it the files are used in the ordinary way, and say for themselves.
+    // After any error, files go through the system's cache, and report their own errors.
     let works = works().unwrap_or(false);
     let _ = rustix::fs::unlinkat(folder, FILE, rustix::fs::AtFlags::empty());
     works

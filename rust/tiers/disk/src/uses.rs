@@ -1,8 +1,9 @@
-//! Uses of entries and knowledge of the policy, which the next process takes over.
+//! Uses of entries and the policy's knowledge, both of which the next process takes over.
 //!
-//! The cache tells the tier's policy of every use, by id, and knows nothing of clocks. A policy around it notes
-//! the uses by name, and tells it how old an entry is that an earlier process left. An entry enters the room right after its [`find`](hybrid_pages::tier::Below::find) and right
-//! before its [`write`](hybrid_pages::tier::Below::write): that is how its id gets its name.
+//! The cache reports every use to the tier's policy, by id and without a time. A policy that wraps the tier's notes
+//! the uses by name, and tells the tier's policy the age of entries of earlier processes. An entry enters the room
+//! right after [`find`](hybrid_pages::tier::Below::find) and right before
+//! [`write`](hybrid_pages::tier::Below::write), so these calls tell which name belongs to an id.
 
 use std::fmt::{self, Debug};
 use std::sync::{Arc, Mutex};
@@ -20,22 +21,22 @@ use hybrid_pages_tiers::Name;
 #[derive(Debug)]
 struct Used {
     name: Name,
-    /// The page that it stands on, which is used whenever it is.
+    /// The page before this entry, which is used whenever the entry is.
     page: Option<EntryId>,
     /// The minute of the last use.
     minute: u64,
 }
 
-/// Uses of entries.
+/// The names of entries in the room, and their latest uses.
 #[derive(Debug)]
 pub(crate) struct Uses {
-    /// Tells the time.
+    /// The clock.
     door: Arc<dyn Door>,
     names: HashMap<EntryId, Used>,
-    /// The entry that was found last, with the milliseconds since its last use if an earlier process left it.
+    /// The entry that was found last, and the milliseconds since its last use if an earlier process left it.
     found: Option<(Name, Option<u64>)>,
     entered: Option<(EntryId, Option<EntryId>)>,
-    /// Entries used since the last [`take`](Self::take), once a minute each.
+    /// Entries used since the last [`take`](Self::take). An entry is noted once a minute at most.
     used: Vec<Name>,
 }
 
@@ -50,12 +51,12 @@ impl Uses {
         }
     }
 
-    /// An entry was found: if one enters next, it is this one.
+    /// Notes that an entry was found. If an entry enters next, it is this one.
     pub(crate) fn found(&mut self, name: Name, unused: Option<u64>) {
         self.found = Some((name, unused));
     }
 
-    /// The entry that entered last is written.
+    /// Notes that the entry that entered last is written under this name.
     pub(crate) fn writes(&mut self, name: Name) {
         self.found = None;
         if let Some((id, page)) = self.entered.take() {
@@ -63,12 +64,13 @@ impl Uses {
         }
     }
 
-    /// Names of the entries that were used since the last call.
+    /// Takes the names of the entries that were used since the last call.
     pub(crate) fn take(&mut self) -> Vec<Name> {
         std::mem::take(&mut self.used)
     }
 
-    /// An entry enters the room. Returns the milliseconds since its last use, if an earlier process left it.
+    /// Notes that an entry enters the room. Returns the milliseconds since its last use, if an earlier process left
+    /// it.
     fn enter(&mut self, id: EntryId, page: Option<EntryId>) -> Option<u64> {
         self.entered = Some((id, page));
         let Some((name, unused)) = self.found.take() else {
@@ -84,8 +86,8 @@ impl Uses {
         self.names.insert(id, Used { name, page, minute });
     }
 
-    /// The cache tells of the last page of a prefix alone: up to the first that was used in this minute, those before
-    /// it are used with it.
+    /// Notes a use of an entry and of the pages before it, up to one that was used in this minute. The cache reports
+    /// only the last page of a prefix.
     fn touch(&mut self, id: EntryId) {
         let now = minute(&*self.door);
         let mut next = Some(id);
@@ -103,7 +105,7 @@ impl Uses {
     }
 }
 
-/// The tier's policy, as others than the cache see it: they save and restore its knowledge.
+/// The tier's policy, for the threads that save and restore its knowledge.
 #[derive(Clone)]
 pub(crate) struct Learner(Arc<Mutex<Box<dyn Policy>>>);
 
@@ -112,7 +114,7 @@ impl Learner {
         Self(Arc::new(Mutex::new(policy)))
     }
 
-    /// The knowledge of the policy in bytes.
+    /// The policy's knowledge, encoded in bytes.
     pub(crate) fn learnt(&self) -> Vec<u8> {
         if self.0.is_poisoned() {
             return Vec::new();
@@ -120,7 +122,7 @@ impl Learner {
         lock(&self.0).learnt()
     }
 
-    /// Goes on from what an earlier process learned; false if it can't.
+    /// Restores the knowledge of an earlier process. False if that is not possible.
     pub(crate) fn recall(&self, learnt: &[u8]) -> bool {
         lock(&self.0).recall(learnt)
     }
@@ -132,11 +134,10 @@ impl Debug for Learner {
     }
 }
 
-/// Added to the policy's clock, in milliseconds, since entries of earlier processes were used before that clock
-/// began.
+/// Milliseconds that are added to the policy's clock, so that it can express uses by earlier processes.
 const BEFORE: u64 = 1 << 40;
 
-/// The tier's policy for the cache: it also notes uses.
+/// The tier's policy for the cache. It also notes uses.
 pub(crate) struct Noting {
     policy: Learner,
     refreshes_path: bool,

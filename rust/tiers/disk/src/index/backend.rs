@@ -1,4 +1,4 @@
-//! The storage that redb keeps an index in: a file behind the door, or a copy in memory.
+//! Storage for redb, which keeps the index: a file behind the door, or a copy in memory.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -71,12 +71,12 @@ fn range_of(offset: u64, length: usize) -> Option<std::ops::Range<usize>> {
     Some(start..start.checked_add(length)?)
 }
 
-/// The first error of the system in a row of calls. redb's errors do not tell it from damage.
+/// Keeps the first error of the system in a series of calls, since redb's errors don't tell one from damage.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Refused(Arc<Mutex<Option<io::Error>>>);
 
 impl Refused {
-    /// Notes that a call was refused.
+    /// Notes the error if a call was refused.
     pub(crate) fn call<T>(&self, outcome: io::Result<T>) -> Result<T, Cause> {
         outcome.map_err(|error| {
             let detail = Cause::of(copy_of(&error));
@@ -85,8 +85,8 @@ impl Refused {
         })
     }
 
-    /// Notes that a call was refused whose arguments come from the file. Arguments that make no sense to the system
-    /// are damage, and are not noted.
+    /// Notes the error if a call with arguments from the file was refused. Invalid arguments mean damage, and are not
+    /// noted.
     fn asked<T>(&self, outcome: io::Result<T>) -> io::Result<T> {
         if let Err(error) = &outcome
             && !matches!(

@@ -1,8 +1,8 @@
-//! Changes that the index has not taken yet, in a file that is only appended to.
+//! The journal: a file to which changes are appended that the index has not taken yet.
 //!
-//! A commit of the index makes the device write its cache, which slows every other write down. So the index
-//! is committed now and then, and what happens meanwhile goes here: that outlives the process without the device's
-//! help. Each record is checked by itself, so whatever a loss of power leaves of them can be read.
+//! A commit of the index makes the device write its cache, which slows all other writes down. So the index is
+//! committed only now and then, and changes go to the journal in between: there they outlive the process, though not
+//! a loss of power. Every record has a checksum, so the records that a loss of power leaves can be read.
 
 use std::io;
 
@@ -16,21 +16,21 @@ pub(crate) const FILE: &str = "journal";
 
 const NAME_AT: usize = 16;
 const PLACE_AT: usize = 48;
-/// Records that are read at a time.
+/// Number of records that are read at a time.
 const AT_ONCE: u64 = 4096;
 
-/// The open file.
+/// An open journal.
 #[derive(Debug)]
 pub(crate) struct Journal {
     file: Box<dyn DoorFile>,
-    /// Records of other generations are not its own: the index has them, or an index that is gone had.
+    /// Records of other generations are ignored: this index has them already, or they were of another index.
     generation: u64,
     ranks: usize,
     records: u64,
 }
 
 impl Journal {
-    /// Reads the records of a generation, in their order, up to the first that is not whole.
+    /// Opens a journal and reads the records of a generation, in order, up to the first that is not whole.
     pub(crate) fn open(
         file: Box<dyn DoorFile>,
         generation: u64,
@@ -62,7 +62,7 @@ impl Journal {
         Ok((journal, changes))
     }
 
-    /// Adds changes; they outlive the process when it returns.
+    /// Appends changes, which outlive the process once this has returned.
     pub(crate) fn append(&mut self, changes: &[Change]) -> io::Result<()> {
         let size = self.record_bytes();
         let mut bytes = Vec::with_capacity(changes.len() * size);
@@ -74,7 +74,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Begins anew: the index has everything.
+    /// Begins anew, since the index has all changes.
     pub(crate) fn restart(&mut self, generation: u64) {
         self.generation = generation;
         self.records = 0;
@@ -110,7 +110,7 @@ impl Journal {
     }
 }
 
-/// The changes of a generation in a copy of the file, up to the first that is not whole.
+/// Reads the changes of a generation from a copy of the file, up to the first that is not whole.
 pub(crate) fn read(copy: &[u8], generation: u64, ranks: usize) -> Vec<Change> {
     let records = copy.chunks_exact(record_bytes(ranks));
     records

@@ -1,8 +1,8 @@
-//! The index of one identity: which entry is in which cell, in a redb file and a journal.
+//! The index of one identity: a redb file and a journal that say which entry is in which cell.
 //!
-//! Damage is never trusted: a damaged file is set aside, a damaged record is left out, and the cells that records name
-//! have headers of their own. But only a file that was opened and read can be damaged: where the system refuses a call,
-//! nothing is known of the file, and it stays as it is.
+//! A damaged file is set aside, and a damaged record is left out. Cells have headers of their own, so a wrong record
+//! is found out. A file counts as damaged only after it was opened and read: if the system refuses a call, the file
+//! stays as it is.
 
 mod backend;
 pub(crate) mod journal;
@@ -31,14 +31,14 @@ use journal::Journal;
 
 pub(crate) const FILE: &str = "index.redb";
 pub(crate) const ASIDE: &str = "index.damaged";
-/// A new index, until it is whole.
+/// Name of a new index until it is whole.
 const NEW: &str = "index.new";
 const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
 const ENTRIES: TableDefinition<'_, &[u8; 32], &[u8]> = TableDefinition::new("entries");
 const OWNER: &str = "owner";
 const GENERATION: &str = "journal";
 const LEARNT: &str = "learnt";
-/// The journal is taken in after so long, or so many changes.
+/// The index takes the journal's changes after this time, or after [`MOST_UNSAVED`] changes.
 const SAVE: Duration = Duration::from_secs(2);
 const MOST_UNSAVED: usize = 50_000;
 const CACHE_BYTES: usize = 16 << 20;
@@ -47,18 +47,18 @@ const CACHE_BYTES: usize = 16 << 20;
 pub(crate) struct DiskIndex {
     database: Database,
     journal: Journal,
-    /// Changes that the journal has and the database has not.
+    /// Changes that are in the journal and not in the database.
     unsaved: Vec<Change>,
-    /// The knowledge of the policy, for the next save.
+    /// The knowledge of the policy that the next save will write.
     learnt: Option<Vec<u8>>,
     saved: Instant,
 }
 
-/// The content of an index when it was opened.
+/// The content of an index at the time when it was opened.
 #[derive(Debug, Default)]
 pub(crate) struct IndexContents {
     pub(crate) places: Vec<(Name, IndexRecord)>,
-    /// Records that were left out, and are to be removed.
+    /// Names of damaged records, which were left out and shall be removed.
     pub(crate) damaged: Vec<Name>,
     /// The knowledge of the tier's policy: empty if none was kept, `None` if it is damaged.
     pub(crate) learnt: Option<Vec<u8>>,
@@ -74,7 +74,7 @@ impl Debug for DiskIndex {
     }
 }
 
-/// The owner of an index. Records make sense only for an equal owner.
+/// The owner of an index. Records are valid only for an equal owner.
 pub(crate) struct IndexOwner<'a> {
     pub(crate) identity: &'a Identity,
     pub(crate) ranks: usize,
@@ -82,7 +82,7 @@ pub(crate) struct IndexOwner<'a> {
     pub(crate) cells: Vec<u64>,
 }
 
-/// The owner that an index names.
+/// The owner that is named in an index file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) identity: Identity,
@@ -91,7 +91,7 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// `None` for another format, and what makes no sense.
+    /// Decodes an owner; `None` for another format or invalid bytes.
     fn decode(bytes: &[u8]) -> Option<Self> {
         let (head, cells) = bytes.split_at_checked(40)?;
         let half = |at: usize| Some(u32::from_le_bytes(head[at..at + 4].try_into().ok()?));
@@ -121,11 +121,11 @@ impl IndexOwner<'_> {
 }
 
 impl DiskIndex {
-    /// Opens the index of a directory. One that is damaged, or another's, is set aside, and an empty one
+    /// Opens the index of a directory. An index that is damaged or has another owner is set aside, and an empty one
     /// takes its place.
     ///
     /// # Errors
-    /// Those of the system: the index stays as it was, and its content is not known.
+    /// The errors of the system. Then the index stays as it was.
     pub(crate) fn open(
         door: &dyn Door,
         folder: &OwnedFd,
@@ -149,7 +149,7 @@ impl DiskIndex {
     /// Reads copies of an index and of its journal.
     ///
     /// # Errors
-    /// Says what is wrong with them.
+    /// A text that says what is wrong with the copies.
     pub(crate) fn read_copy(
         index: Vec<u8>,
         journal: Vec<u8>,
@@ -188,7 +188,7 @@ impl DiskIndex {
         })
     }
 
-    /// Notes in `refused` what the system refused; any other error is damage.
+    /// Reads an index. Errors of the system are noted in `refused`; any other error means damage.
     fn read(
         door: &dyn Door,
         folder: &OwnedFd,
@@ -199,7 +199,7 @@ impl DiskIndex {
         let mut file = open(FILE)?;
         let is_new = refused.call(file.length())? == 0;
         if is_new {
-            // This process may be killed before it is whole.
+            // The file has another name until it is whole, since this process may be killed before.
             refused.call(remove(folder, NEW))?;
             file = open(NEW)?;
         }
@@ -214,7 +214,7 @@ impl DiskIndex {
             .map_err(Cause::of)?;
         let claim = owner.encode();
         if is_new {
-            // A journal of an index that was here before must not be taken for this one's.
+            // A random generation keeps the journal of an earlier index from being used with this one.
             let generation = refused.call(random())?;
             let claimed = claim_new(&database, &claim, &generation[..8]);
             claimed.map_err(Cause::of)?;
@@ -251,13 +251,13 @@ impl DiskIndex {
         Ok((index, found))
     }
 
-    /// Has the next save keep the knowledge of the policy.
+    /// Keeps the knowledge of the policy for the next save.
     pub(crate) fn learn(&mut self, learnt: &[u8]) {
         let check = xxh3_64(learnt).to_le_bytes();
         self.learnt = Some([learnt, &check[..]].concat());
     }
 
-    /// Makes changes, in their order; they outlive the process when it returns.
+    /// Makes changes, in order. They outlive the process once this has returned.
     pub(crate) fn commit(&mut self, changes: &[Change]) -> Result<(), Cause> {
         if !changes.is_empty() {
             let appended = self.journal.append(changes);
@@ -275,7 +275,7 @@ impl DiskIndex {
         !self.unsaved.is_empty() || self.learnt.is_some()
     }
 
-    /// Writes the changes of the journal to the database: then they outlive a loss of power, too.
+    /// Writes the changes of the journal to the database, where they also outlive a loss of power.
     fn save(&mut self) -> Result<(), Cause> {
         let generation = self.journal.generation().wrapping_add(1);
         let (database, unsaved, learnt) = (&self.database, &self.unsaved, self.learnt.as_deref());
@@ -287,12 +287,12 @@ impl DiskIndex {
         Ok(())
     }
 
-    /// Removes the file: no process finds anything in this directory again.
+    /// Removes the index file, so that no process finds any entry in this directory.
     pub(crate) fn forget(folder: &OwnedFd) -> io::Result<()> {
         remove(folder, FILE)
     }
 
-    /// Saves what is unsaved and closes the file. A panic in there costs no more than the close.
+    /// Saves unsaved changes and closes the file. A panic in redb becomes an error.
     pub(crate) fn close(mut self) -> Result<(), Cause> {
         if self.has_unsaved() {
             self.save()?;
@@ -324,19 +324,19 @@ fn claim_new(database: &Database, claim: &[u8], generation: &[u8]) -> Result<(),
 /// Records by name.
 type IndexRecords = HashMap<Name, IndexRecord>;
 
-/// The content of the database of an index.
+/// The content of an index's database.
 struct Loaded {
-    /// Generation of the journal that goes with the database.
+    /// Generation of the journal that belongs to the database.
     generation: u64,
-    /// The whole records.
+    /// The records that are not damaged.
     records: IndexRecords,
-    /// Names of the others.
+    /// Names of the damaged records.
     damaged: Vec<Name>,
     /// The knowledge of the tier's policy: empty if none was kept, `None` if it is damaged.
     learnt: Option<Vec<u8>>,
 }
 
-/// `None` if the index is another's.
+/// Reads the database; `None` if the index has another owner.
 fn load(
     database: &Database,
     claim: &[u8],
@@ -374,7 +374,7 @@ fn load(
     }))
 }
 
-/// The knowledge of a policy without its checksum, if the checksum is right.
+/// The knowledge of a policy without its checksum; `None` if the checksum is wrong.
 fn unseal(bytes: &[u8]) -> Option<&[u8]> {
     let (learnt, check) = bytes.split_last_chunk::<8>()?;
     let sound = learnt.len() <= MOST_LEARNT && xxh3_64(learnt).to_le_bytes() == *check;
@@ -396,7 +396,7 @@ fn claim_of(database: &Database) -> Result<Option<Vec<u8>>, redb::Error> {
     Ok(found.map(|found| found.value().to_vec()))
 }
 
-/// The records that make sense beside each other; the names of the others are added to `damaged`.
+/// The records that are consistent with each other. The names of the others are added to `damaged`.
 fn check(
     records: IndexRecords,
     classes: usize,
@@ -406,7 +406,7 @@ fn check(
     for place in records.values() {
         *cells.entry((place.class, place.cell)).or_default() += 1;
     }
-    // Of two entries in one cell, nobody knows which is there.
+    // If two records name one cell, either may be wrong.
     let sound = |(_, place): &(Name, IndexRecord)| {
         place.class < classes && cells[&(place.class, place.cell)] == 1
     };
@@ -441,7 +441,7 @@ fn write(
     Ok(())
 }
 
-/// A damaged file may make redb panic: that is an error like the others.
+/// Turns a panic of redb, which a damaged file may cause, into an error.
 fn guarded<T>(run: impl FnOnce() -> Result<T, Cause>) -> Result<T, Cause> {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(outcome) => outcome,

@@ -1,6 +1,6 @@
-//! Directories below a disk path: their names, and what is done with them.
+//! Directories below a disk path: their names, and how they are opened, listed and removed.
 //!
-//! Everything is opened from its directory's descriptor and no symbolic link is followed.
+//! Everything is opened relative to its directory's descriptor, and no symbolic link is followed.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -15,20 +15,20 @@ use hybrid_pages_tiers::Identity;
 
 const LANE: &str = "lane-";
 const CLEARED: &str = "cleared-";
-/// For its owner alone.
+/// Permissions for the owner alone.
 pub(crate) const PRIVATE: Mode = Mode::RWXU;
 
 /// A directory of another identity.
 #[derive(Debug, Clone)]
 pub(crate) struct Other {
     pub(crate) name: String,
-    /// Bytes that it takes on disk.
+    /// Bytes that the directory takes on disk.
     pub(crate) bytes: u64,
-    /// Seconds since 1970 when it was last used.
+    /// When the directory was last used, in seconds since 1970.
     pub(crate) used: u64,
 }
 
-/// The identities in a lane, the one used longest ago first, and what was cleared.
+/// The directories in a lane: identities, the one used longest ago first, and cleared ones.
 pub(crate) fn directories(
     lane: BorrowedFd<'_>,
     trouble: &mut impl FnMut(&str, io::Error),
@@ -48,7 +48,7 @@ pub(crate) fn directories(
         let folder = open_folder(lane, &name).map_err(io::Error::from);
         match folder.and_then(|folder| size_of_files(folder.as_fd())) {
             Ok((bytes, used)) => found.push(Other { name, bytes, used }),
-            // Its process has removed it meanwhile.
+            // Another process has removed it meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => trouble(&name, error),
         }
@@ -57,7 +57,7 @@ pub(crate) fn directories(
     Ok((identities, cleared))
 }
 
-/// Removes a directory with its files, if it is there. Others may be at it, too.
+/// Removes a directory with its files, if it is there. Other processes may do the same meanwhile.
 pub(crate) fn remove_folder(parent: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     let gone = |outcome: rustix::io::Result<()>| match outcome {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
@@ -86,7 +86,7 @@ pub(crate) fn is_lane(name: &str) -> bool {
     lane_number(name).is_some()
 }
 
-/// Opens a file that exists for reading; never waits.
+/// Opens an existing file for reading, and never waits.
 pub(crate) fn open_file(folder: BorrowedFd<'_>, name: &str) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let file = File::from(rustix::fs::openat(folder, name, flags, Mode::empty())?);
@@ -101,12 +101,12 @@ pub(crate) fn directory_of(identity: &Identity) -> String {
     hex(identity)
 }
 
-/// A new name for a directory that is cleared.
+/// A new random name for a directory that is cleared.
 pub(crate) fn cleared() -> io::Result<String> {
     random_name(CLEARED)
 }
 
-/// A new name that begins with `start`.
+/// A new random name that begins with `start`.
 pub(crate) fn random_name(start: &str) -> io::Result<String> {
     Ok(format!("{start}{}", hex(&random()?[..16])))
 }
@@ -129,7 +129,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Bytes that nobody can guess.
+/// Random bytes that nobody can guess.
 pub(crate) fn random() -> io::Result<[u8; 32]> {
     let mut bytes = [0; 32];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
@@ -151,13 +151,13 @@ pub(crate) fn open_folder(parent: BorrowedFd<'_>, name: &str) -> rustix::io::Res
     rustix::fs::openat(parent, name, flags, Mode::empty())
 }
 
-/// Closes a directory to everybody but its owner.
+/// Makes a directory accessible to its owner alone.
 pub(crate) fn make_private(folder: BorrowedFd<'_>) -> rustix::io::Result<()> {
     let stat = rustix::fs::fstat(folder)?;
     if stat.st_mode & 0o777 != 0o700 {
         rustix::fs::fchmod(folder, PRIVATE)?;
     }
-    // Root may write anywhere; others are told here rather than at the first write.
+    // Reports missing permissions now rather than at the first write. Root may write anywhere.
     rustix::fs::accessat(
         folder,
         ".",
@@ -179,7 +179,7 @@ pub(crate) fn names(folder: BorrowedFd<'_>) -> io::Result<Vec<OsString>> {
     Ok(found)
 }
 
-/// Bytes that the files in a directory take on disk, and seconds since 1970 when the last was changed.
+/// Bytes that the files in a directory take on disk, and the time of the last change in seconds since 1970.
 fn size_of_files(folder: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
     let (mut bytes, mut used) = (0, 0);
     for name in names(folder)? {

@@ -1,7 +1,7 @@
-//! Lanes of a disk path: the part of it that one process owns.
+//! Lanes: parts of a disk path, each of which one process owns.
 //!
-//! Everything is opened from its directory's descriptor and no symbolic link is followed, so nobody who
-//! changes the path meanwhile makes this write somewhere else.
+//! Everything is opened relative to its directory's descriptor, and no symbolic link is followed. So changes of the
+//! path can't redirect writes.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -25,10 +25,10 @@ use crate::stats::DiskFailure;
 use hybrid_pages::error::{Error, Result};
 
 const LOCK: &str = "lock";
-/// Longest time that another process may hold a lock just to look at it.
+/// Longest time to wait for a lock, which another process may hold only to see whether it is free.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// A lane of a disk path, which this process owns as long as this lives.
+/// A lane of a disk path. This process owns the lane while this value lives.
 #[derive(Debug)]
 pub(crate) struct DiskLane {
     folder: OwnedFd,
@@ -40,12 +40,12 @@ fn failed(path: &Path, what: &str, error: impl Into<io::Error>) -> Trouble {
 }
 
 impl DiskLane {
-    /// Opens the disk path, which is made if its parent is there, and takes one of its lanes. `note` is told of
-    /// a marker that was damaged.
+    /// Opens the disk path and takes one of its lanes. The path is made if its parent exists. A damaged marker is
+    /// reported to `note`.
     ///
     /// # Errors
-    /// Refused are a path that is no directory of this user's, a lane that another process has, something else in
-    /// the path, and another format.
+    /// [`Trouble`] if the path is no directory of this user, has something else in it, or is of another format, or if
+    /// another process has the lane.
     pub(crate) fn open(
         path: &Path,
         lane: u32,
@@ -54,7 +54,7 @@ impl DiskLane {
         let path = &plain(path);
         let root = open_root(path)?;
         marker::claim(path, &root, note)?;
-        // Only now: what is somebody else's stays as it is.
+        // This comes after the claim, so that a foreign directory stays as it is.
         make_private(root.as_fd())
             .map_err(|error| Trouble::of_path(path.display(), "a directory of this user", error))?;
         let name = lane_name(lane);
@@ -68,16 +68,16 @@ impl DiskLane {
         })
     }
 
-    /// Takes a lane that exists.
+    /// Takes an existing lane.
     ///
     /// # Errors
-    /// Those of [`open`](Self::open).
+    /// The errors of [`open`](Self::open).
     pub(crate) fn enter(path: &Path, root: BorrowedFd<'_>, name: &str) -> Result<Self> {
         let here = path.join(name);
         let folder = open_folder(root, name)
             .map_err(|error| failed(&here, "a directory of this user", error))?;
         let lock = take_lock(&here, folder.as_fd())?;
-        // Who opens it next may be the directory's owner, and not this user.
+        // The directory's owner, who may be another user, must be able to open the lock file later.
         let chown = || -> rustix::io::Result<()> {
             let (owner, mine) = (rustix::fs::fstat(&folder)?, rustix::fs::fstat(&lock)?);
             if owner.st_uid == mine.st_uid {
@@ -94,34 +94,33 @@ impl DiskLane {
         })
     }
 
-    /// The directory of an identity, made if it is not there.
+    /// Opens the directory of an identity, and makes it if it is missing.
     pub(crate) fn identity(&self, name: &str) -> io::Result<OwnedFd> {
         make_folder(self.folder.as_fd(), name)
     }
 
-    /// A directory that the next process removes, with its name.
+    /// Makes a directory that the next process will remove. Returns its name, too.
     pub(crate) fn ephemeral(&self) -> io::Result<(String, OwnedFd)> {
         let name = cleared()?;
         let folder = make_folder(self.folder.as_fd(), &name)?;
         Ok((name, folder))
     }
 
-    /// The directory itself, for files that belong to no identity.
+    /// The lane's directory, for files that belong to no identity.
     pub(crate) fn folder(&self) -> BorrowedFd<'_> {
         self.folder.as_fd()
     }
 
-    /// Lets another process have the lane.
+    /// Releases the lane for other processes.
     pub(crate) fn release(&self) -> io::Result<()> {
         match crate::lock(&self.lock).take() {
-            // Closing the file is not enough: a child that was forked at this moment has it open, too.
+            // Closing the file is not enough, since a forked child may still have it open.
             Some(file) => Ok(rustix::fs::flock(&file, FlockOperation::Unlock)?),
             None => Ok(()),
         }
     }
 
-    /// Moves a directory out of reach, under a name that it returns: nobody opens it again. That outlives the
-    /// process at once.
+    /// Renames a directory so that nobody opens it again. Returns the new name, which outlives the process at once.
     pub(crate) fn set_aside(&self, door: &dyn Door, name: &str) -> io::Result<String> {
         let aside = cleared()?;
         match door.rename(self.folder.as_fd(), name, &aside) {
@@ -140,8 +139,8 @@ impl DiskLane {
         Ok(rustix::fs::fsync(&self.folder)?)
     }
 
-    /// Other identities in this lane, the one used longest ago first, and what earlier processes cleared
-    /// and did not get to remove. A directory that can't be read is named to `trouble` and left alone.
+    /// Other identities in this lane, the one used longest ago first, and directories that earlier processes cleared
+    /// and did not remove. A directory that can't be read is reported to `trouble` and left alone.
     pub(crate) fn others(
         &self,
         own: &str,
@@ -153,10 +152,10 @@ impl DiskLane {
     }
 }
 
-/// The lanes of a disk path that exists, in order; nothing is made or changed.
+/// Lists the lanes of an existing disk path, in order. Makes and changes nothing.
 ///
 /// # Errors
-/// Those of [`DiskLane::open`].
+/// The errors of [`DiskLane::open`], except that a lane may be in use.
 pub(crate) fn lanes(path: &Path) -> Result<(OwnedFd, Vec<String>)> {
     let path = &plain(path);
     let root = open_there(path)?;
@@ -175,10 +174,10 @@ pub(crate) fn lane_path(path: &Path, lane: u32) -> String {
     plain(path).join(lane_name(lane)).display().to_string()
 }
 
-/// The number of the process that has a lane, 0 if it is unknown; `None` if no process has it.
+/// The number of the process that has a lane, or 0 if the number is unknown; `None` if no process has the lane.
 ///
 /// # Errors
-/// Those of the system.
+/// The errors of the system.
 pub(crate) fn holder(lane: BorrowedFd<'_>) -> io::Result<Option<u32>> {
     let file = match open_file(lane, LOCK) {
         Ok(file) => file,
@@ -209,7 +208,7 @@ fn open_root(path: &Path) -> std::result::Result<OwnedFd, Trouble> {
         Ok(()) | Err(Errno::EXIST) => open_there(path),
         Err(error) => {
             let what = "a directory, or a place for one";
-            // One that is there is used, though none could be made now.
+            // A directory that exists already is good enough, even if none could be made now.
             open_there(path).map_err(|_| Trouble::of_path(path.display(), what, error))
         }
     }
@@ -226,7 +225,7 @@ fn open_there(path: &Path) -> std::result::Result<OwnedFd, Trouble> {
     })
 }
 
-/// Takes a lock. Who only looks whether it is taken has it for a moment, too.
+/// Takes a lock. Tries for some time, since a process that only tests the lock also holds it for a moment.
 fn lock_soon(file: &File) -> rustix::io::Result<()> {
     let begun = Instant::now();
     loop {
@@ -237,7 +236,7 @@ fn lock_soon(file: &File) -> rustix::io::Result<()> {
     }
 }
 
-/// Takes the lock of a lane, which the system gives back when the process ends.
+/// Takes the lock of a lane. The system releases it when the process ends.
 fn take_lock(here: &Path, folder: BorrowedFd<'_>) -> std::result::Result<File, Trouble> {
     let path = here.join(LOCK);
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -257,7 +256,7 @@ fn take_lock(here: &Path, folder: BorrowedFd<'_>) -> std::result::Result<File, T
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => {
             let mut holder = String::new();
-            // Who holds it may not have written its number yet.
+            // The process with the lock may not have written its number yet.
             let _ = (&file).take(32).read_to_string(&mut holder);
             let holder = holder.trim();
             let holder = if holder.is_empty() { "unknown" } else { holder };

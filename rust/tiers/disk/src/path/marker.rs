@@ -1,4 +1,4 @@
-//! The file that says whose a disk path is.
+//! The marker: a file that says that a disk path belongs to disks of this format.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -14,12 +14,12 @@ use crate::stats::DiskFailure;
 use hybrid_pages::error::{Cause, Error};
 
 const MARKER: &str = "hybrid-pages-disk";
-/// The text of the marker, before the number of the format.
+/// The marker's text before the number of the format.
 const TEXT: &str = "hybrid-pages disk store, format ";
-/// More than any marker has.
+/// Most bytes that are read of a marker, more than any has.
 const MOST_BYTES: u64 = 256;
-/// Most bytes, zeros aside, in which a damaged marker differs from a whole one. A file with more is another
-/// program's.
+/// Most bytes, zeros aside, in which a damaged marker may differ from a whole one. A file with more belongs to
+/// another program.
 const MOST_STRAYS: usize = 4;
 
 /// The meaning of a marker.
@@ -29,7 +29,7 @@ enum Says {
     Ours,
     /// Another format, or another program.
     Others,
-    /// This format, but for damage; whether enough of it is left to be sure.
+    /// A damaged marker of this format. `sure`: whether at least half of it is left.
     Damaged { sure: bool },
 }
 
@@ -40,14 +40,14 @@ pub(crate) enum MarkerOwner {
     Ours,
     /// A disk of this format with a damaged marker.
     Damaged,
-    /// Without a marker.
+    /// There is no marker.
     Nobody,
 }
 
-/// Finds the owner of a disk path; changes nothing.
+/// Finds the owner of a disk path. Changes nothing.
 ///
 /// # Errors
-/// [`Error::Foreign`] for somebody else's or another format.
+/// [`Error::Foreign`] if the path belongs to another program or format.
 pub(crate) fn owner_of(path: &Path, root: &OwnedFd) -> Result<MarkerOwner, Trouble> {
     let Some(found) = read(path, root)? else {
         return Ok(MarkerOwner::Nobody);
@@ -62,11 +62,11 @@ pub(crate) fn owner_of(path: &Path, root: &OwnedFd) -> Result<MarkerOwner, Troub
     }
 }
 
-/// Accepts an empty directory, which gets a marker, and one with the marker of this format, which is written anew
-/// if it is damaged: `note` is told.
+/// Accepts a directory with the marker of this format, or an empty one, which gets a marker. A damaged marker is
+/// written anew and reported to `note`.
 ///
 /// # Errors
-/// [`Error::Foreign`] for somebody else's or another format.
+/// [`Error::Foreign`] if the path belongs to another program or format.
 pub(crate) fn claim(
     path: &Path,
     root: &OwnedFd,
@@ -82,7 +82,7 @@ pub(crate) fn claim(
                     DiskFailure::Directory,
                     &format!("{what}: it was written anew"),
                 ),
-                // Every start looks at it again.
+                // The next start will try again.
                 Err(error) => note(DiskFailure::Directory, &format!("{what}, and {error}")),
             }
             Ok(())
@@ -94,7 +94,7 @@ pub(crate) fn claim(
             write(root).map_err(|error| {
                 Trouble::of(DiskFailure::Directory, here.display(), "a new file", error)
             })?;
-            // Another lane may have written its marker meanwhile.
+            // The process of another lane may have written its marker meanwhile.
             match owner_of(path, root)? {
                 MarkerOwner::Nobody => Err(foreign(path, None)),
                 _ => Ok(()),
@@ -103,7 +103,7 @@ pub(crate) fn claim(
     }
 }
 
-/// The error that there is no marker, which names what is there instead.
+/// The error for a missing marker, which names what is there instead.
 pub(crate) fn missing(path: &Path, root: &OwnedFd) -> Error {
     match stranger(path, root, |_| false) {
         Ok(Some(name)) => strange(path, &name),
@@ -153,7 +153,7 @@ fn meaning(found: &[u8]) -> Says {
     }
 }
 
-/// The name of something in the directory that is not ours, but for `other`.
+/// The name of something in the directory that is neither a file of disks nor accepted by `other`.
 fn stranger(
     path: &Path,
     root: &OwnedFd,
@@ -167,7 +167,7 @@ fn stranger(
             error,
         )
     })?;
-    // Another lane may be writing its marker now; a new file system has `lost+found`.
+    // The process of another lane may be writing its marker now. A new file system has `lost+found`.
     let ours = |name: &str| name.starts_with(MARKER) || name == "lost+found" || other(name);
     let mut names = names.iter().map(|name| name.to_string_lossy());
     Ok(names.find(|name| !ours(name)).map(Into::into))

@@ -1,4 +1,4 @@
-//! Why a disk cannot be opened, and whether it is worth to try again.
+//! Reasons why a disk can't be opened, and whether trying again may help.
 
 use std::fmt::Display;
 use std::io;
@@ -8,17 +8,17 @@ use rustix::io::Errno;
 use crate::stats::DiskFailure;
 use hybrid_pages::error::{Cause, Error};
 
-/// Why a disk cannot be opened.
+/// The reason why a disk can't be opened.
 #[derive(Debug)]
 pub(crate) enum Trouble {
-    /// The path is somebody else's, in use, or no directory: the start is refused.
+    /// The path is foreign, in use, or no directory: the start fails.
     Refused(Error),
-    /// The system refused a call. What is on the disk is not known, so it stays as it is, and it is tried again.
+    /// The system refused a call. The disk's files stay as they are, and the disk is tried again.
     Passing(DiskFailure, Cause),
 }
 
 impl Trouble {
-    /// The trouble that a failed call for something below the disk path means.
+    /// The trouble for a failed call on something below the disk path.
     pub(crate) fn of(
         reason: DiskFailure,
         place: impl Display,
@@ -30,13 +30,13 @@ impl Trouble {
         let text = format!("{place}: expected {what}, found {error}");
         let detail = Cause::new(text, error);
         match number {
-            // A symbolic link, or another kind of file.
+            // There is a symbolic link, or another kind of file.
             Some(Errno::LOOP | Errno::NOTDIR | Errno::ISDIR) => Self::Refused(Error::disk(detail)),
             _ => Self::Passing(reason, detail),
         }
     }
 
-    /// The trouble that a failed call for the disk path itself means: what wrong settings can cause is refused, too.
+    /// The trouble for a failed call on the disk path itself. Errors that wrong settings can cause are refused, too.
     pub(crate) fn of_path(place: impl Display, what: &str, error: Errno) -> Self {
         match error {
             Errno::NOENT

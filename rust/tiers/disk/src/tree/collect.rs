@@ -1,4 +1,4 @@
-//! Removes what no process needs: never from a lane that one uses.
+//! Removes files that no process needs. Lanes in use are left alone.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,31 +12,31 @@ use crate::index;
 use crate::path::folder;
 use crate::path::lane::{self, DiskLane};
 
-/// Limits that say what is removed besides what was cleared or set aside.
+/// Limits for the removal of more than cleared directories and indexes that were set aside.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Limits {
-    /// Identities are removed that no process has changed for this long.
+    /// Removes identities that no process has changed for this long.
     pub unused: Option<Duration>,
-    /// Lanes are removed from this number on.
+    /// Removes lanes with this number or a higher one.
     pub lanes: Option<u32>,
-    /// Nothing is removed, it is only named.
+    /// Removes nothing, but reports what would be removed.
     pub dry: bool,
 }
 
 /// The result of a removal, or of a dry run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Collected {
-    /// Paths below the disk path, and what they took on disk.
+    /// Paths below the disk path that were removed, and the bytes that they took on disk.
     pub removed: Vec<(String, u64)>,
-    /// Lanes that a process uses, and its number; they were left alone.
+    /// Lanes in use, which were left alone, and the numbers of their processes.
     pub busy: Vec<(String, u32)>,
-    /// What could not be removed, and why: a line each.
+    /// One line for each path that could not be removed, with the reason.
     pub failed: Vec<String>,
 }
 
 impl DiskTree {
-    /// Removes what was cleared, indexes that were set aside, and what the limits name. What can't be removed
-    /// is told, and the rest goes.
+    /// Removes cleared directories, indexes that were set aside, and what the limits name. Paths that can't be
+    /// removed are reported, and the others go.
     #[must_use]
     pub fn collect(&self, limits: &Limits) -> Collected {
         let mut done = Collected::default();
@@ -56,8 +56,8 @@ impl DiskTree {
             done.busy.push((name.to_owned(), process));
             return Ok(());
         }
-        // What goes is moved away while nobody can start on it, and removed after that: a process that starts
-        // meanwhile waits for no more than the moves.
+        // Directories are renamed under the lock of the lane and removed after it, so that a process that starts now
+        // waits only for the renames.
         let mut lock = None;
         if !limits.dry {
             match DiskLane::enter(&self.path, self.root.as_fd(), name) {
@@ -104,13 +104,13 @@ impl Collected {
     }
 }
 
-/// A lane that nobody uses.
+/// A lane that no process uses.
 struct Swept<'a> {
     name: &'a str,
     folder: BorrowedFd<'a>,
     limits: &'a Limits,
     done: &'a mut Collected,
-    /// Directories to be removed: the name to show, the name by now, and the bytes.
+    /// Directories to be removed: the name to show, the current name, and the bytes.
     going: Vec<(String, String, u64)>,
 }
 

@@ -1,4 +1,4 @@
-//! The index of an identity as of one moment, while a process may be writing it.
+//! Copies the index of an identity at one moment, while a process may be writing it.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -14,7 +14,7 @@ use hybrid_pages::error::Cause;
 
 /// Most bytes of an index or a journal: some twenty million entries.
 const MOST_BYTES: u64 = 4 << 30;
-/// A commit that was under way has ended after some of these.
+/// Number of attempts. A commit that was under way ends during them.
 const TRIES: usize = 8;
 const PAUSE: Duration = Duration::from_millis(150);
 
@@ -25,11 +25,11 @@ pub(super) struct Copied {
 }
 
 impl Copied {
-    /// Reads it, and where a process may be writing it, as often as it takes to get a whole one. `None` where
-    /// there is no index, or an empty one.
+    /// Copies an index. If a process may be writing it, tries several times to get a whole copy. `None` if there is
+    /// no index, or an empty one.
     ///
     /// # Errors
-    /// Why it is not whole.
+    /// The reason why the copy is not whole.
     pub(super) fn of(folder: BorrowedFd<'_>, is_used: bool) -> Result<Option<Self>, Cause> {
         let mut tries = 1..=if is_used { TRIES } else { 1 };
         let tries_left = |tries: &mut std::ops::RangeInclusive<usize>| {
@@ -56,7 +56,7 @@ impl Copied {
     }
 }
 
-/// The bytes of the index, and those of the journal that goes with it: the index did not change meanwhile.
+/// The bytes of the index and of its journal. The index did not change while both were read.
 fn read(folder: BorrowedFd<'_>) -> io::Result<Option<(Vec<u8>, Vec<u8>)>> {
     let file = match open_file(folder, index::FILE) {
         Ok(file) => file,

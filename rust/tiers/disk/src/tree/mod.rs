@@ -1,7 +1,6 @@
-//! A disk path as it lies there, for tools: what is in it, whether it is whole, and what nobody needs.
+//! The content of a disk path, for tools that list it, verify it and remove what no process needs.
 //!
-//! Looking and verifying change nothing, and a process may use the disk meanwhile: what it changed while
-//! somebody looked is looked at again.
+//! Listing and verifying change nothing. A process may use the disk meanwhile: things that it changes are read again.
 
 mod collect;
 mod copy;
@@ -26,7 +25,7 @@ use crate::path::lane;
 use copy::Copied;
 use hybrid_pages::error::{Cause, Error, Result};
 
-/// The directory of a disk tier, as tools see it.
+/// The directory of a disk tier, opened for tools.
 #[derive(Debug)]
 pub struct DiskTree {
     path: PathBuf,
@@ -39,13 +38,13 @@ pub struct DiskTree {
 pub struct LaneView {
     /// Name of the lane's directory.
     pub name: String,
-    /// Number of the process that uses it now, 0 where it is unknown.
+    /// Number of the process that uses the lane now; 0 if the number is unknown.
     pub process: Option<u32>,
     /// The identities in the lane, the one used longest ago first.
     pub identities: Vec<IdentityView>,
-    /// Directories that were cleared and that nobody uses, with their bytes on disk.
+    /// Cleared directories that no process uses, with their bytes on disk.
     pub cleared: Vec<(String, u64)>,
-    /// What could not be read, and why: a line each.
+    /// One line for each thing that could not be read, with the reason.
     pub troubles: Vec<String>,
 }
 
@@ -56,24 +55,24 @@ pub struct IdentityView {
     pub identity: String,
     /// Bytes that the files of the identity take on disk.
     pub bytes: u64,
-    /// Seconds since 1970 when a file was last changed.
+    /// When a file was last changed, in seconds since 1970.
     pub used: u64,
-    /// Description of what the identity was made from, as its engine wrote it.
+    /// The description of what the identity was made from, written by its engine.
     pub about: Option<String>,
-    /// Ranks that share an entry; 0 if the index can't be read.
+    /// Number of ranks; 0 if the index can't be read.
     pub ranks: usize,
-    /// Entries and bytes of a cell, by class.
+    /// For each class, the number of entries and the bytes of a cell.
     pub classes: Vec<(u64, u64)>,
-    /// Records of the index that are damaged.
+    /// Number of damaged records in the index.
     pub damaged_records: u64,
     /// Bytes of an index that was set aside.
     pub aside_bytes: u64,
-    /// Why the index can't be read.
+    /// The reason why the index can't be read, if it can't.
     pub trouble: Option<String>,
 }
 
 impl IdentityView {
-    /// Entries that a process would find.
+    /// Number of entries that a process would find.
     #[must_use]
     pub fn entries(&self) -> u64 {
         self.classes.iter().map(|(entries, _)| entries).sum()
@@ -81,22 +80,22 @@ impl IdentityView {
 }
 
 impl DiskTree {
-    /// Opens a disk path that exists.
+    /// Opens an existing disk path.
     ///
     /// # Errors
-    /// [`Error::Disk`] if it is no directory of this user's; [`Error::Foreign`] if something else is in it,
-    /// or another format.
+    /// [`Error::Disk`] if the path is no directory of this user; [`Error::Foreign`] if something else is in it, or it
+    /// has another format.
     pub fn open(path: &Path) -> Result<Self> {
         let (root, lanes) = lane::lanes(path)?;
         let path = path.to_owned();
         Ok(Self { path, root, lanes })
     }
 
-    /// All lanes. What can't be read is a trouble of its lane; what goes meanwhile is left out. `go_on` is
-    /// asked before each identity, and ends this if it says no.
+    /// Lists all lanes. Things that can't be read are among the troubles of their lane; things that are removed
+    /// meanwhile are left out. `go_on` is called before each identity, and ends this if it returns false.
     ///
     /// # Errors
-    /// [`Error::Disk`] if `go_on` said no.
+    /// [`Error::Disk`] if `go_on` returned false.
     pub fn lanes(&self, go_on: &mut dyn FnMut() -> bool) -> Result<Vec<LaneView>> {
         let mut views = Vec::new();
         for name in &self.lanes {
@@ -140,7 +139,7 @@ impl DiskTree {
                 Err(error) => return Err(error.into()),
             };
             let view = view(inside.as_fd(), identity, found.process.is_some());
-            // What went while it was read is no trouble.
+            // An identity that was removed while it was read is no trouble.
             if folder::open_folder(lane.as_fd(), &view.identity).is_ok() {
                 found.identities.push(view);
             }
@@ -203,7 +202,7 @@ fn view(folder: BorrowedFd<'_>, directory: Other, is_used: bool) -> IdentityView
     view
 }
 
-/// Whether a process wrote entries here.
+/// Whether a directory has slab files, so that a process has written entries there.
 fn has_slabs(folder: BorrowedFd<'_>) -> bool {
     open_file(folder, "class-0.slab")
         .and_then(|file| file.metadata())

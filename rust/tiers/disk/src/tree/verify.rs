@@ -18,21 +18,21 @@ use hybrid_pages::error::{Error, Result};
 use hybrid_pages::transfer::{TILE_BYTES, combine, tile_digest};
 use hybrid_pages_tiers::Name;
 
-/// A change of a process is in the index or the journal after this time, unless they cannot be written.
+/// Time after which a process's change is in the index or the journal, unless they can't be written.
 const LAG: Duration = Duration::from_secs(1);
-/// Entries may go and come back in between.
+/// How often a bad entry is read again, since entries may leave and come back.
 const ROUNDS: usize = 4;
-/// Bytes read at a time.
+/// Bytes that are read at a time.
 const STEP: usize = 64 * TILE_BYTES;
 
-/// An entry that a process would not get.
+/// A damaged entry, which a process would not get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bad {
-    /// Index of its class.
+    /// Index of the entry's class.
     pub class: usize,
-    /// Index of its block in its prefix.
+    /// Index of the entry's block in the prefix.
     pub block: u32,
-    /// Number of its cell in the slab file of its class.
+    /// Number of the entry's cell in the slab file of the class.
     pub cell: u64,
     /// The kind of damage.
     pub reason: DiskFailure,
@@ -41,20 +41,20 @@ pub struct Bad {
 /// The result of reading all entries of an identity.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Verdict {
-    /// Entries whose header and bytes are right.
+    /// Number of entries whose header and bytes are right.
     pub good: u64,
-    /// Bytes of the good entries.
+    /// Total bytes of the good entries.
     pub bytes: u64,
-    /// Entries that moved or went while this ran.
+    /// Number of entries that moved or left meanwhile.
     pub changed: u64,
-    /// Entries that a process would not get.
+    /// Damaged entries, which a process would not get.
     pub bad: Vec<Bad>,
-    /// Records of the index that are damaged.
+    /// Number of damaged records in the index.
     pub damaged_records: u64,
 }
 
 impl Verdict {
-    /// Numbers of bad entries by the name of their damage.
+    /// How many entries have each kind of damage, by name.
     #[must_use]
     pub fn reasons(&self) -> BTreeMap<&'static str, u64> {
         let mut counts = BTreeMap::new();
@@ -66,15 +66,15 @@ impl Verdict {
 }
 
 impl DiskTree {
-    /// Reads all entries of an identity in a lane; `None` if it went before that was done. `progress` is told
-    /// how many bytes of how many are done, and answers whether to go on.
+    /// Reads all entries of an identity in a lane; `None` if the identity was removed meanwhile. `progress` gets the
+    /// bytes done and the total, and returns whether to go on.
     ///
-    /// A process may use the lane meanwhile: an entry is bad only if the index still has it in that cell some
-    /// time after it was read, and it is bad then, too, several times.
+    /// A process may use the lane meanwhile. So an entry counts as bad only if it is read several times, and is still
+    /// bad and still in the same cell each time.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for what is no lane or identity; [`Error::Disk`] for an index or a slab that
-    /// can't be read, and if `progress` says no.
+    /// [`Error::InvalidArgument`] if there is no such lane or identity; [`Error::Disk`] for an index or a slab that
+    /// can't be read, and if `progress` returned false.
     pub fn verify(
         &self,
         lane: &str,
@@ -147,7 +147,7 @@ impl DiskTree {
                 return Err(interrupted());
             }
         }
-        // A process that has ended meanwhile has left its last changes in the index.
+        // A process that ended meanwhile has left its last changes in the index.
         let rounds = if used_before || is_used()? { ROUNDS } else { 1 };
         for _ in 0..rounds {
             if doubts.is_empty() {
@@ -162,7 +162,7 @@ impl DiskTree {
             };
             let before = doubts.len();
             doubts.retain(|(name, place, _)| {
-                // A use moves nothing.
+                // The time of use may differ: a use moves nothing.
                 let is = |now: &IndexRecord| {
                     (now.class, now.cell, &now.sums) == (place.class, place.cell, &place.sums)
                 };
@@ -184,7 +184,7 @@ impl DiskTree {
     }
 }
 
-/// The slab files of an identity.
+/// Reads cells in the slab files of an identity.
 struct CellReader<'a> {
     claim: &'a Claim,
     slabs: Vec<Option<File>>,
@@ -204,7 +204,7 @@ impl<'a> CellReader<'a> {
         })
     }
 
-    /// Whether an entry is whole, and what it lacks if not.
+    /// Checks whether an entry is whole. The error is the kind of damage.
     fn check(&self, name: &Name, place: &IndexRecord) -> std::result::Result<(), DiskFailure> {
         let file = self.slabs[place.class].as_ref().ok_or(DiskFailure::Short)?;
         let cell_bytes = self.claim.cells[place.class];
@@ -217,7 +217,7 @@ impl<'a> CellReader<'a> {
             return Err(DiskFailure::Short);
         }
         let outcome = self.check_cell(file, start, name, place);
-        // It isn't read again soon, and others need the system's cache.
+        // The cell isn't read again soon, so the system's cache need not keep it.
         #[cfg(target_os = "linux")]
         let _ = rustix::fs::fadvise(
             file,
