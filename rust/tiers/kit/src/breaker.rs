@@ -1,31 +1,31 @@
-//! A circuit breaker: a store that does not answer is left alone, and tried again after pauses that grow.
+//! A circuit breaker. A store that does not answer is left alone, and tried again after growing pauses.
 
 use std::time::{Duration, Instant};
 
 /// Failures in a row that open the breaker.
 const MOST_FAILURES: u32 = 3;
-/// A pause doubles at most so often.
+/// How often a pause may double.
 const DOUBLINGS: u32 = 6;
 
-/// The pause after so many earlier ones: each is twice as long as the one before, up to 64 times the first.
+/// The pause after `earlier` pauses. Each is twice as long as the one before, up to 64 times the first.
 #[must_use]
 pub fn pause_after(first: Duration, earlier: u32) -> Duration {
     first * 2_u32.pow(earlier.min(DOUBLINGS))
 }
 
-/// A circuit breaker. It opens after some failures in a row, and stays open until something works.
+/// A circuit breaker. It opens after three failures in a row, and stays open until something works.
 #[derive(Debug)]
 pub struct CircuitBreaker {
     pause: Duration,
     failures: u32,
-    /// Times that a pause has begun since something worked.
+    /// How many pauses have begun since something worked.
     opened: u32,
     open_since: Option<Instant>,
     trying: bool,
 }
 
 impl CircuitBreaker {
-    /// A closed one. Its first pause takes so long.
+    /// A closed breaker, with the length of the first pause.
     #[must_use]
     pub const fn new(pause: Duration) -> Self {
         Self {
@@ -37,27 +37,27 @@ impl CircuitBreaker {
         }
     }
 
-    /// Whether nothing has worked since it opened.
+    /// Whether the breaker is open: nothing has worked since it opened.
     #[must_use]
     pub const fn is_open(&self) -> bool {
         self.open_since.is_some()
     }
 
-    /// Whether it is open and its pause is over: it is time to try again.
+    /// Whether the breaker is open and the pause is over, so that it is time to try again.
     #[must_use]
     pub fn is_due(&self) -> bool {
         let pause = pause_after(self.pause, self.opened.saturating_sub(1));
         self.open_since.is_some_and(|at| at.elapsed() >= pause)
     }
 
-    /// Whether it is open and its pause is not over: nothing is to be tried.
+    /// Whether the breaker is open and the pause is not over, so that nothing shall be tried.
     #[must_use]
     pub fn is_pausing(&self) -> bool {
         self.is_open() && !self.is_due()
     }
 
-    /// Whether it is open and its pause is over. If so, the caller tries the store and says what became of it; if
-    /// nobody says that, the next try is due after another pause.
+    /// Whether the breaker is open and the pause is over. If so, the caller tries the store and reports the result.
+    /// Without a report, the next try is due after another pause.
     pub fn may_try(&mut self) -> bool {
         let due = self.is_due();
         if due {
@@ -66,7 +66,7 @@ impl CircuitBreaker {
         due
     }
 
-    /// Something worked: it closes.
+    /// Reports that something worked, which closes the breaker.
     pub const fn worked(&mut self) {
         self.failures = 0;
         self.opened = 0;
@@ -74,7 +74,7 @@ impl CircuitBreaker {
         self.trying = false;
     }
 
-    /// Something failed. Returns whether that opens it.
+    /// Reports a failure. Returns whether that opens the breaker.
     pub fn failed(&mut self) -> bool {
         self.failures = self.failures.saturating_add(1);
         if self.is_open() {
@@ -90,8 +90,8 @@ impl CircuitBreaker {
         true
     }
 
-    /// Something failed that needed no permission to be tried: what fails after a pause begins the next one. Returns
-    /// whether a pause begins.
+    /// Reports a failure of something that was tried without asking [`may_try`](Self::may_try). After a pause, it
+    /// begins the next one. Returns whether a pause begins.
     pub fn failed_untold(&mut self) -> bool {
         if !self.is_open() {
             return self.failed();
@@ -103,7 +103,7 @@ impl CircuitBreaker {
         due
     }
 
-    /// Opens it at once, or begins the next pause: nothing can work for now.
+    /// Opens the breaker at once, or begins the next pause, since nothing can work now.
     pub fn open(&mut self) {
         self.trying = false;
         self.opened = self.opened.saturating_add(1);

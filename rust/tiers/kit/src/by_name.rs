@@ -1,6 +1,7 @@
-//! Maps of many entries by their names, for tiers whose calls must not take longer the more entries there are.
+//! Maps of many entries by name, for tiers whose calls must not get slower with more entries.
 //!
-//! A table that grows moves all that it has, and one that is dropped frees all of it: so there are many small ones.
+//! A hash table that grows moves all its entries, and one that is dropped frees them all. So a map consists of many
+//! small tables.
 
 use std::time::{Duration, Instant};
 
@@ -8,14 +9,14 @@ use hashbrown::HashMap;
 
 use crate::Name;
 
-/// Tables. Names are digests, so they spread evenly.
+/// Number of tables in a map. Names are digests, so they spread evenly.
 const PARTS: usize = 1024;
 
 fn part_of(name: &Name) -> usize {
     usize::from(u16::from_le_bytes([name[0], name[1]])) % PARTS
 }
 
-/// A map that never moves, frees or looks through more than one part in 1,024 at a time.
+/// A map of 1,024 tables. No call moves, frees or searches more than one of them.
 #[derive(Debug)]
 pub struct ByName<V> {
     parts: Box<[HashMap<Name, V>]>,
@@ -38,7 +39,7 @@ impl<V> ByName<V> {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether there are no names.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
@@ -50,7 +51,7 @@ impl<V> ByName<V> {
         self.parts[part_of(name)].get(name)
     }
 
-    /// Whether there is a value of a name.
+    /// Whether a name has a value.
     #[must_use]
     pub fn contains(&self, name: &Name) -> bool {
         self.get(name).is_some()
@@ -76,18 +77,19 @@ impl<V> ByName<V> {
     }
 }
 
-/// A map of the names that were inserted last: at least half as many as its limit.
+/// A map that remembers the names that were inserted last: at least half as many as its limit.
 #[derive(Debug)]
 pub struct Recent<V> {
     parts: Box<[RecentPart<V>]>,
     /// Names in the younger table of a part.
     most: usize,
-    /// Values are forgotten when they are older than this, or up to twice as old.
+    /// The age at which values are forgotten. They may become twice as old.
     age: Option<Duration>,
     len: usize,
 }
 
-/// The older table is forgotten when the younger is full, or all that is in it has become too old.
+/// Two tables. When the younger is full, or its first value has reached the age limit, it becomes the older one, and
+/// the older one is forgotten.
 #[derive(Debug)]
 struct RecentPart<V> {
     young: HashMap<Name, V>,
@@ -96,8 +98,8 @@ struct RecentPart<V> {
 }
 
 impl<V> Recent<V> {
-    /// An empty map. It never has more than about `most` names, and forgets those older than twice `age` when others
-    /// come.
+    /// An empty map. It has at most about `most` names, and forgets names older than twice `age` when others are
+    /// inserted.
     #[must_use]
     pub fn new(most: usize, age: Option<Duration>) -> Self {
         let part = |_| RecentPart {
@@ -119,7 +121,7 @@ impl<V> Recent<V> {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether there are no names.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
@@ -132,7 +134,7 @@ impl<V> Recent<V> {
         part.young.get(name).or_else(|| part.old.get(name))
     }
 
-    /// Sets the value of a name. Returns how many others were forgotten for that.
+    /// Sets the value of a name. Returns how many other names were forgotten.
     pub fn insert(&mut self, name: Name, value: V, now: Instant) -> usize {
         self.remove(&name);
         let part = &mut self.parts[part_of(&name)];
@@ -158,7 +160,7 @@ impl<V> Recent<V> {
         found
     }
 
-    /// Takes out a few: all of one part. None if there are none.
+    /// Removes the names of one part and returns them. Empty if the map is.
     pub fn take_some(&mut self) -> Vec<Name> {
         let filled = |part: &&mut RecentPart<V>| !part.young.is_empty() || !part.old.is_empty();
         let Some(part) = self.parts.iter_mut().find(filled) else {

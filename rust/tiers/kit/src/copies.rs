@@ -1,4 +1,4 @@
-//! How the copies of a tier end.
+//! The ends of a tier's copies.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use hybrid_pages::error::Result;
 use hybrid_pages::guarded::lock;
 use hybrid_pages::tier::{CopyEnd, CopyId};
 
-/// Copies that have ended, until the cache polls for them.
+/// Ends of copies that the cache has not polled for yet.
 #[derive(Debug, Default)]
 pub struct CopyEnds(Mutex<Vec<CopyEnd>>);
 
@@ -22,14 +22,14 @@ impl CopyEnds {
         ended.append(&mut lock(&self.0));
     }
 
-    /// Whether there was a panic while the ends were locked.
+    /// Whether a thread panicked while it held the lock.
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
         self.0.is_poisoned()
     }
 }
 
-/// Asks again and again, with a nap between, until the answer is yes. False if that takes longer than `limit`.
+/// Calls `is_done` until it returns true, with a nap in between. False if that takes longer than `limit`.
 pub fn wait_until(limit: Duration, nap: Duration, mut is_done: impl FnMut() -> bool) -> bool {
     let begun = Instant::now();
     while !is_done() {
@@ -41,6 +41,6 @@ pub fn wait_until(limit: Duration, nap: Duration, mut is_done: impl FnMut() -> b
     true
 }
 
-/// Why a tier cannot be connected a second time.
+/// The text of the error when a tier is connected a second time.
 pub const CONNECTED_TWICE: &str =
     "expected to be connected once, found a second time: make a new cache";

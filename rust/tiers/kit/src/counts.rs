@@ -1,23 +1,23 @@
 //! The counts of a tier: failures by kind, and statistics with names.
 
-/// Why something failed in a tier. [`failures!`](crate::failures) makes such a type.
+/// The kinds of failures in a tier. [`failures!`](crate::failures) makes such a type.
 pub trait Failure: Copy + Eq + 'static {
-    /// Every kind of failure, in the order of the counts.
+    /// All kinds of failures, in the order of the counts.
     const ALL: &'static [Self];
 
-    /// Name of the kind in counts and logs.
+    /// The name of the kind in counts and logs.
     fn name(self) -> &'static str;
 
-    /// Position in [`ALL`](Self::ALL).
+    /// The position in [`ALL`](Self::ALL).
     fn index(self) -> usize;
 }
 
 /// The counts of a tier. [`counts!`](crate::counts) makes such a type.
 pub trait Counts: Clone + Default {
-    /// Kinds of failures that are counted one by one.
+    /// The kinds of failures. Each is counted separately.
     type Failure: Failure;
 
-    /// Every count with its name, except for failures.
+    /// All counts with their names, except for failures.
     fn fields(&self) -> Vec<(&'static str, u64)>;
 
     /// Failures of each kind, in the order of [`Failure::ALL`].
@@ -26,11 +26,11 @@ pub trait Counts: Clone + Default {
     /// Counts failures of one kind.
     fn add_failures(&mut self, kind: Self::Failure, times: u64);
 
-    /// Counts an outage: the tier leaves its store alone from now on.
+    /// Counts an outage: a time in which the tier leaves its store alone.
     fn add_outage(&mut self);
 }
 
-/// Makes an enum of the kinds of failures of a tier, each with its name, and its [`Failure`].
+/// Makes an enum of the kinds of failures of a tier, each with a name. It implements [`Failure`].
 #[macro_export]
 macro_rules! failures {
     (
@@ -46,10 +46,10 @@ macro_rules! failures {
         }
 
         impl $type {
-            /// Every kind of failure, in the order of the counts.
+            /// All kinds of failures, in the order of the counts.
             pub const ALL: &'static [Self] = &[$(Self::$kind),+];
 
-            /// Name of the kind in counts and logs.
+            /// The name of the kind in counts and logs.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
@@ -72,8 +72,9 @@ macro_rules! failures {
     };
 }
 
-/// Makes a struct of the counts of a tier and its [`Counts`]. Each field is a `u64` or a `bool`, and counts under its own
-/// name; those after `besides` have other types, and are not among [`Counts::fields`]. There must be an `outages`.
+/// Makes a struct of the counts of a tier, which implements [`Counts`]. Each field is a `u64` or a `bool`, and its
+/// name is the count's. Fields after `besides` have other types, and are not among [`Counts::fields`]. There must be
+/// a field `outages`.
 #[macro_export]
 macro_rules! counts {
     (
@@ -90,12 +91,12 @@ macro_rules! counts {
         pub struct $type {
             $($(#[$doc])* pub $field: $kind,)+
             $($($(#[$other_doc])* pub $other: $other_kind,)+)?
-            /// Failures of each kind, in the order of their `ALL`.
+            /// Failures of each kind, in the order of the enum's `ALL`.
             pub failures: [u64; $failure::ALL.len()],
         }
 
         impl $type {
-            /// Every count with its name, except for failures.
+            /// All counts with their names, except for failures.
             #[must_use]
             pub fn fields(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($field), u64::from(self.$field)),)+]

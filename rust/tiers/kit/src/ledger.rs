@@ -1,4 +1,4 @@
-//! What a tier counts and what it tells an operator, with locks of their own.
+//! The counts of a tier and its notes for an operator, each behind a lock of its own.
 
 use std::collections::HashSet;
 use std::sync::Mutex;
@@ -7,8 +7,8 @@ use hybrid_pages::guarded::lock;
 
 use crate::counts::{Counts, Failure};
 
-/// The counts of a tier, and notes that an operator should read. The first failure of each kind is noted, further ones
-/// are counted only.
+/// The counts of a tier, and notes for an operator. The first failure of each kind is noted; further ones are only
+/// counted.
 #[derive(Debug)]
 pub struct Ledger<C: Counts> {
     /// The text that each note begins with.
@@ -19,13 +19,13 @@ pub struct Ledger<C: Counts> {
 
 #[derive(Debug, Default)]
 struct Notes {
-    /// Names of the kinds of failures that were noted.
+    /// Names of the kinds of failures that have been noted.
     noted: HashSet<&'static str>,
     waiting: Vec<String>,
 }
 
 impl<C: Counts> Ledger<C> {
-    /// No counts and no notes yet. Each note will begin with `prefix`.
+    /// An empty ledger, whose notes will begin with `prefix`.
     #[must_use]
     pub fn new(prefix: String) -> Self {
         Self {
@@ -51,7 +51,7 @@ impl<C: Counts> Ledger<C> {
         self.count(C::add_outage);
     }
 
-    /// Counts failures of one kind. Returns whether that kind has not failed before.
+    /// Counts failures of one kind. Returns whether they are the first.
     fn is_first(&self, kind: C::Failure, times: u64) -> bool {
         self.count(|counts| counts.add_failures(kind, times));
         lock(&self.notes).noted.insert(kind.name())
@@ -79,13 +79,13 @@ impl<C: Counts> Ledger<C> {
         self.count(|counts| counts.add_failures(kind, times));
     }
 
-    /// Notes something that an operator should read.
+    /// Adds a note for an operator.
     pub fn note(&self, what: &str) {
         let note = format!("{}{what}", self.prefix);
         lock(&self.notes).waiting.push(note);
     }
 
-    /// The notes since the last call.
+    /// Takes the notes since the last call.
     #[must_use]
     pub fn take_notes(&self) -> Vec<String> {
         std::mem::take(&mut lock(&self.notes).waiting)

@@ -1,8 +1,8 @@
-//! What the tiers below the host have in common.
+//! The parts that the tiers below the host share.
 //!
-//! A tier below the host implements [`Below`](hybrid_pages::tier::Below). This crate has what such tiers need besides the
-//! place that they keep bytes in: names of entries, access to the host's slots, ends of copies, counts and notes, a
-//! circuit breaker, and how fast a tier is.
+//! A tier below the host implements [`Below`](hybrid_pages::tier::Below). Besides a place for bytes, such a tier
+//! needs names of entries, access to the host's slots, ends of copies, counts and notes, a circuit breaker, and
+//! measurements of speed. These are here.
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 

@@ -1,4 +1,4 @@
-//! Names of entries and identities, for tiers that outlive a process or are shared by several.
+//! Names of entries and identities, for tiers that outlive a process or are shared by several processes.
 
 use hybrid_pages::ids::EntryKey;
 

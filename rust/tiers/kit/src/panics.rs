@@ -1,8 +1,8 @@
-//! Whether a panic has left in doubt what a tier knows.
+//! Records whether a panic has left a tier's knowledge in doubt.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Set once a thread of a tier has panicked; then the tier is not used any more.
+/// A flag that is set when a thread of a tier has panicked. The tier is not used any more then.
 #[derive(Debug, Default)]
 pub struct PanicFlag {
     panicked: AtomicBool,
@@ -10,7 +10,7 @@ pub struct PanicFlag {
 }
 
 impl PanicFlag {
-    /// A thread has panicked.
+    /// Notes that a thread has panicked.
     pub fn set(&self) {
         self.panicked.store(true, Ordering::SeqCst);
     }
@@ -20,13 +20,13 @@ impl PanicFlag {
         self.panicked.load(Ordering::SeqCst)
     }
 
-    /// True once: for the caller that reports the panic.
+    /// Returns true for the first call only, so that one caller reports the panic.
     pub fn report_once(&self) -> bool {
         !self.reported.swap(true, Ordering::SeqCst)
     }
 }
 
-/// The text about a panic, for a tier over a disk or a store.
+/// The text of an error about a panic. `what` is the tier's place: a disk or a store.
 #[must_use]
 pub fn panicked(what: &str) -> String {
     format!(

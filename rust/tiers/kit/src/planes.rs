@@ -1,4 +1,4 @@
-//! The slots of the host, as the copies of tiers read and fill them.
+//! Access to the host's slots for the copies of tiers.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -10,7 +10,7 @@ use hybrid_pages::ids::SlotId;
 use hybrid_pages::transfer::{SlotMemory, Tile, fence};
 use hybrid_pages_arena::Arena;
 
-/// Parts that the system writes at a time.
+/// The most parts that one system call writes.
 const MOST_PARTS: usize = 1024;
 
 /// The planes of an arena, one per rank.
@@ -18,7 +18,7 @@ const MOST_PARTS: usize = 1024;
 pub struct Planes(Vec<SlotMemory>);
 
 impl Planes {
-    /// The planes of an arena that has all of them.
+    /// The planes of an arena, which must have all of them.
     ///
     /// # Errors
     /// [`Error::Arena`] if a plane is missing, [`Error::InvalidArgument`] for slots of another size.
@@ -33,7 +33,7 @@ impl Planes {
         Ok(Self(planes.collect::<Result<_>>()?))
     }
 
-    /// Whether these slots exist and have room for `shard_bytes` in each plane.
+    /// Whether these slots exist and have room for `shard_bytes` bytes in each plane.
     pub fn hold(&self, slots: &[SlotId], shard_bytes: usize) -> bool {
         self.0.iter().all(|plane| {
             let known = |slot: &SlotId| (slot.0 as usize) < plane.slots();
@@ -42,10 +42,10 @@ impl Planes {
         })
     }
 
-    /// Copies a tile of a shard out of slots. Returns its digest.
+    /// Copies a tile of a shard out of slots. Returns the tile's digest.
     ///
     /// # Safety
-    /// Nobody writes these slots meanwhile.
+    /// Nobody writes these slots at the same time.
     pub unsafe fn gather(
         &self,
         rank: usize,
@@ -68,7 +68,7 @@ impl Planes {
     /// The digest of a tile of a shard in slots.
     ///
     /// # Safety
-    /// Nobody writes these slots meanwhile.
+    /// Nobody writes these slots at the same time.
     pub unsafe fn digest(
         &self,
         rank: usize,
@@ -84,10 +84,10 @@ impl Planes {
         tile.digest()
     }
 
-    /// Writes a tile of a shard into slots, past the processor's caches. Returns its digest.
+    /// Writes a tile of a shard into slots, past the processor's caches. Returns the tile's digest.
     ///
     /// # Safety
-    /// Nobody else uses these slots meanwhile.
+    /// Nobody else uses these slots at the same time.
     pub unsafe fn scatter(&self, rank: usize, slots: &[SlotId], offset: usize, from: &[u8]) -> u64 {
         let mut tile = Tile::past_caches();
         let mut done = 0;
@@ -101,8 +101,8 @@ impl Planes {
         tile.digest()
     }
 
-    /// Writes a part of a shard to the end of a file. It may last as long as the file system hangs: somebody may
-    /// write the slots meanwhile, and then the file has any bytes.
+    /// Appends a part of a shard to a file. The call may hang with the file system. If the slots are written
+    /// meanwhile, the bytes in the file are undefined.
     ///
     /// # Errors
     /// The errors of the file system; any part of the bytes may have been written.
@@ -150,10 +150,10 @@ impl Planes {
         Ok(())
     }
 
-    /// Where a part of a shard lies.
+    /// Calls `each` with address and length of each run of adjacent bytes in a part of a shard.
     ///
     /// # Panics
-    /// If it is not inside the slots.
+    /// If the part is not inside the slots.
     fn runs(
         &self,
         rank: usize,

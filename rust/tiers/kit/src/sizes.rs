@@ -1,11 +1,11 @@
-//! How large entries are, and what a tier can take of them.
+//! Sizes of entries, and how many a tier can take.
 
 use hybrid_pages::error::Result;
 use hybrid_pages::geometry::Geometry;
 use hybrid_pages::policy::Policy;
 use hybrid_pages::tier::Room;
 
-/// Slots of all tiers must have names: a store that machines share takes at most a quarter of them.
+/// Most slots of a store that machines share.
 const MOST_SHARED_SLOTS: u64 = 1 << 27;
 
 /// The size of the entries of one class.
@@ -19,7 +19,7 @@ pub struct EntrySize {
     pub slots: usize,
 }
 
-/// The sizes of the entries of each class, in slots of `slot_bytes`.
+/// The size of an entry of each class, with slots of `slot_bytes` bytes.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](hybrid_pages::error::Error::InvalidArgument) for slots of an impossible size.
@@ -34,21 +34,22 @@ pub fn entry_sizes(geometry: &Geometry, slot_bytes: usize) -> Result<Vec<EntrySi
     geometry.classes().iter().map(size).collect()
 }
 
-/// Slots of the largest entry, at least 1.
+/// The number of slots of the largest entry, at least 1.
 #[must_use]
 pub fn largest_entry(sizes: &[EntrySize]) -> u64 {
     let slots = sizes.iter().map(|size| size.slots as u64);
     slots.max().unwrap_or(1).max(1)
 }
 
-/// Slots that may wait to be written: what `queue_bytes` hold, and at least the largest entry.
+/// The number of slots that may wait to be written: those that fit into `queue_bytes`, but at least the `largest`
+/// entry.
 #[must_use]
 pub fn queue_slots(queue_bytes: u64, slot_bytes: usize, largest: u64) -> u64 {
     (queue_bytes / slot_bytes.max(1) as u64).max(largest)
 }
 
-/// The room of a store that machines share: it has no bound that is known here, so this is how many entries the cache
-/// keeps track of in it.
+/// The room of a store that machines share. The store's own limit is unknown, so the room limits how many of its
+/// entries the cache keeps track of.
 #[must_use]
 pub fn shared_room(most_entries: u64, largest: u64, policy: Box<dyn Policy>) -> Room {
     let slots = most_entries.saturating_mul(largest);

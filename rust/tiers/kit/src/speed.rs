@@ -1,19 +1,19 @@
-//! How fast a store beyond this machine is, as measured.
+//! The measured speed of a store beyond this machine.
 
 use std::time::{Duration, Instant};
 
-/// Weight of a new measurement.
+/// Weight of a new measurement in the average.
 const WEIGHT: f64 = 0.3;
-/// Time after which a measurement counts half, so that a store that was slow once is tried again.
+/// Time after which a measurement counts half, so that a store that was slow is tried again.
 const HALF_LIFE: Duration = Duration::from_secs(30);
-/// Reads of fewer bytes say nothing of bandwidth.
+/// Reads of fewer bytes are too small to measure bandwidth.
 const LEAST_BYTES: u64 = 256 << 10;
-/// Reads that brought less than this part of what was asked for count as if they had brought it.
+/// Reads that brought less than a quarter of the bytes asked for count as if they had brought a quarter.
 const LEAST_PART: u64 = 4;
-/// Nothing is expected to take longer.
+/// The longest expected time, in seconds.
 const LONGEST: f64 = 3600.0;
 
-/// Latency and bandwidth of a tier, for its [`expects`](hybrid_pages::tier::Below::expects).
+/// Latency and bandwidth of a tier, from which it computes [`expects`](hybrid_pages::tier::Below::expects).
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Speed {
     latency: Option<f64>,
@@ -22,12 +22,12 @@ pub struct Speed {
 }
 
 impl Speed {
-    /// Notes how long a small answer took.
+    /// Adds a measurement of latency: the time of a small answer.
     pub fn answered(&mut self, took: Duration) {
         self.latency = Some(mix(self.latency, took.as_secs_f64()));
     }
 
-    /// Notes reads that ran side by side: the bytes that were asked for, those that came, and the time.
+    /// Adds a measurement of reads that ran at the same time: the bytes asked for, the bytes that came, and the time.
     pub fn brought(&mut self, asked: u64, bytes: u64, took: Duration) {
         let took = (took.as_secs_f64() - self.latency.unwrap_or(0.0)).max(1e-6);
         if asked >= LEAST_BYTES {
@@ -37,13 +37,13 @@ impl Speed {
         }
     }
 
-    /// How much the last measurement still counts: 1 at first, half of it after each half-life.
+    /// The weight of the last measurement: 1 at first, and half as much after each half-life.
     fn trust(&self) -> f64 {
         let age = self.measured.map_or(0.0, |at| at.elapsed().as_secs_f64());
         0.5_f64.powf(age / HALF_LIFE.as_secs_f64())
     }
 
-    /// How long a read of so many bytes is expected to take; no time before anything was measured.
+    /// The expected time of a read of `bytes` bytes. Zero before anything was measured.
     #[must_use]
     pub fn expects(&self, bytes: u64) -> Duration {
         let moving = self.bandwidth.map_or(0.0, |rate| bytes as f64 / rate);
@@ -51,7 +51,7 @@ impl Speed {
         Duration::from_secs_f64(expected.min(LONGEST))
     }
 
-    /// How many bytes are expected to come within a time limit; `None` before anything was measured.
+    /// The number of bytes that are expected to come within a time limit; `None` before anything was measured.
     #[must_use]
     pub fn in_time(&self, limit: Duration) -> Option<u64> {
         let moving = limit.as_secs_f64() - self.latency.unwrap_or(0.0);
@@ -59,7 +59,7 @@ impl Speed {
         Some(bytes as u64)
     }
 
-    /// Latency in microseconds and bandwidth in bytes a second, each 0 before it was measured.
+    /// Latency in microseconds and bandwidth in bytes per second, each 0 before it was measured.
     #[must_use]
     pub fn measured(&self) -> (u64, u64) {
         let latency = self.latency.map_or(0.0, |seconds| seconds * 1e6);

@@ -1,4 +1,4 @@
-//! The handle of a Mooncake tier, for its owner: the cache has the tier itself.
+//! The handle of a Mooncake tier, for the owner of the cache, since the cache takes the tier.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,17 +15,17 @@ use crate::stats::MooncakeStats;
 
 const NAP: Duration = Duration::from_millis(1);
 
-/// Connects a Mooncake tier and counts what it does. It may outlive the tier.
+/// Connects a Mooncake tier, and reads its counts and notes. A handle may outlive the tier.
 #[derive(Debug, Clone)]
 pub struct MooncakeHandle(pub(crate) Arc<MooncakeShared>);
 
 impl MooncakeHandle {
-    /// Begins to use the store for an identity, over the arena that the cache's slots lie in. Before that it finds
-    /// nothing and takes nothing, and after it until the helper has started. `identity` names everything that the
-    /// bytes depend on. A store that does not answer is no error: it is tried again.
+    /// Begins to use the store for an identity, with the arena of the cache's slots. The tier finds nothing and takes
+    /// nothing until then, and until the helper has started. `identity` is a digest of everything that the bytes
+    /// depend on. A store that does not answer is no error: it is tried again.
     ///
     /// # Errors
-    /// [`Error::Remote`] if the thread can't start, and at the second call; [`Error::Arena`] if the arena lacks a
+    /// [`Error::Remote`] if the thread can't start, and on a second call; [`Error::Arena`] if the arena lacks a
     /// plane; [`Error::InvalidArgument`] for slots of another size.
     pub fn connect(&self, arena: &Arena, identity: &Identity) -> Result<()> {
         let shared = &self.0;
@@ -56,7 +56,7 @@ impl MooncakeHandle {
         Ok(())
     }
 
-    /// Counts at this moment.
+    /// The tier's counts at this moment.
     #[must_use]
     pub fn stats(&self) -> MooncakeStats {
         let state = self.0.state();
@@ -78,7 +78,7 @@ impl MooncakeHandle {
         stats
     }
 
-    /// Notes for an operator since the last call: a line for the first failure of each kind, among others.
+    /// Takes the notes for an operator since the last call, such as a line for the first failure of each kind.
     #[must_use]
     pub fn take_notes(&self) -> Vec<String> {
         self.0.ledger.take_notes()
@@ -90,8 +90,8 @@ impl MooncakeHandle {
         wait_until(limit, NAP, || self.0.state().is_idle())
     }
 
-    /// Ends the copies, the threads and the helper. The cache may live on; it finds nothing here, and nothing is
-    /// written. The second call does nothing.
+    /// Ends the copies, the threads and the helper. The cache may live on: it finds nothing here, and writes nothing.
+    /// A second call does nothing.
     pub fn close(&self) {
         self.0.close();
     }

@@ -1,4 +1,4 @@
-//! The process that drives Mooncake's client.
+//! The helper: a process that runs Mooncake's client.
 
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -11,7 +11,7 @@ use crate::options::MooncakeOptions;
 use crate::staging::StagingMemory;
 use crate::wire::HelperMessage;
 
-/// How long a line to the helper may wait: it reads all the time.
+/// How long writing a line to the helper may take. The helper always reads.
 const PATIENCE: Duration = Duration::from_secs(5);
 const NAP: Duration = Duration::from_millis(1);
 
@@ -23,7 +23,7 @@ pub(crate) struct Helper {
 }
 
 impl Helper {
-    /// Starts a helper. Also returns the lines that it will write.
+    /// Starts a helper. Also returns the stream of its messages.
     pub(crate) fn start(
         options: &MooncakeOptions,
         staging: &StagingMemory,
@@ -37,15 +37,16 @@ impl Helper {
             .args(&options.command[1..])
             .stdin(OwnedFd::from(theirs))
             .stdout(staging.file()?)
-            // Signals to this process's group, Ctrl-C for one, are not for it: it ends with the socket.
+            // The helper must not get signals for this process's group, such as Ctrl-C. It ends when the socket
+            // closes.
             .process_group(0)
-            // So the client's calls end; without these some last for 30 seconds, or 90.
+            // These limit the time of the client's calls, some of which may otherwise take 30 or 90 seconds.
             .env("MC_RPC_TIMEOUT_MS", millis.to_string())
             .env("MC_TCP_PROGRESS_TIMEOUT_SEC", seconds.to_string())
             .env("MC_TCP_STATUS_TIMEOUT_SEC", seconds.to_string())
             .env("MC_STORE_CLIENT_SETUP_RETRIES", "1");
         if std::env::var_os("GLOG_minloglevel").is_none() {
-            // A line per key and failure otherwise: the tier counts them.
+            // The client would log a line per key and failure. The tier counts failures anyway.
             command.env("GLOG_minloglevel", "3");
         }
         let child = command.spawn()?;
@@ -71,14 +72,14 @@ impl Helper {
         self.stream.write_all(&line)
     }
 
-    /// Ends the helper. It has `patience` to end by itself. Afterwards it touches nothing.
+    /// Ends the helper, after giving it `patience` to end by itself. Afterwards it touches nothing.
     pub(crate) fn end(&mut self, patience: Duration) {
         let _ = self.stream.shutdown(std::net::Shutdown::Write);
         let begun = Instant::now();
         while begun.elapsed() < patience && matches!(self.child.try_wait(), Ok(None)) {
             std::thread::sleep(NAP);
         }
-        // Neither fails but for one that has ended.
+        // These calls fail only if the helper has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = self.stream.shutdown(std::net::Shutdown::Both);

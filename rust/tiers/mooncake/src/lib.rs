@@ -1,7 +1,7 @@
 //! A tier below the host in a Mooncake Store: memory of other machines behind one master.
 //!
-//! Mooncake's client is a library that starts threads, opens ports, and whose calls may last as long as a peer is
-//! silent. So it lives in a process of its own, the *helper*, which the tier starts, asks, and ends when it hangs:
+//! Mooncake's client is a library that starts threads and opens ports, and its calls may last as long as a peer is
+//! silent. So it runs in a process of its own, the *helper*, which the tier starts, and ends when it hangs:
 //!
 //! ```text
 //! this process                        helper                             other machines
@@ -9,11 +9,11 @@
 //! staging    <-- shared mapping ------ get into staging     <-----------
 //!   `-> copied, verified, into slots
 //! ```
-//! The helper can't write slots. Nothing that it or the store says is believed: a value counts only if its header
-//! names the entry and the identity, and an entry is shown to nobody before its bytes had their checksums.
+//! The helper can't write slots. The tier trusts neither the helper nor the store: a value counts only if its header
+//! names the entry and the identity, and an entry is published only if its bytes have the right checksums.
 //!
-//! One value is one entry: a header with the checksums, then the shards. It is in the store as a whole or not at
-//! all, and `put` keeps what is there, so a key names everything that the bytes depend on.
+//! A value is one entry: a header with the checksums, then the shards. It is in the store as a whole or not at all.
+//! `put` never replaces a value, so a key covers everything that the bytes depend on.
 
 mod handle;
 mod helper;

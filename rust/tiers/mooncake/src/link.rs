@@ -1,4 +1,4 @@
-//! The thread that starts the helper, gives it work and ends it when it hangs.
+//! The link: a thread that starts the helper, gives it work and ends it when it hangs.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
@@ -19,18 +19,18 @@ use crate::stats::MooncakeFailure;
 use crate::value::{ValueHeader, key_of};
 use crate::wire::{GetItem, HelperMessage, PutItem, Reply};
 
-/// The pause between two looks for work that takes too long.
+/// The pause between two checks for work that takes too long.
 const TICK: Duration = Duration::from_millis(10);
-/// The questions and reads of one prompt come within this time, and go in one batch.
+/// Time to wait for more questions or reads of the same prompt, which go in one batch.
 const GATHERING: Duration = Duration::from_micros(300);
-/// How long a helper may take to start: it imports a library and asks the master.
+/// How long a helper may take to start, since it imports a library and calls the master.
 const STARTING: Duration = Duration::from_secs(60);
 /// How long a helper whose socket has closed may take to end.
 const ENDING: Duration = Duration::from_millis(200);
-/// How long what runs may take to end when the tier is closed.
+/// How long running batches may take to end when the tier is closed.
 const LEAVING: Duration = Duration::from_secs(5);
 
-/// The state of the thread.
+/// The state of the link's thread.
 pub(crate) struct HelperLink {
     shared: Arc<MooncakeShared>,
     identity: Identity,
@@ -58,7 +58,7 @@ impl HelperLink {
         }
     }
 
-    /// Works until the tier is closed. Then nothing touches slots any more, and all copies end, also after a panic.
+    /// Works until the tier is closed. Then nothing touches slots any more, and all copies end, even after a panic.
     pub(crate) fn run(mut self) {
         if unless_it_panics(|| self.serve()).is_none() {
             self.shared.breaks();
@@ -131,7 +131,7 @@ impl HelperLink {
             );
             shared.end(copy, Err(refused("an entry", "none before the deadline")));
         }
-        // Calls end by the timeouts that the client was given, which are as long as the deadline, one after another.
+        // The client's timeouts end its calls. A batch makes several calls, each as long as the deadline at most.
         let limit = 4 * deadline + STARTING / 6;
         let hangs = state
             .running
@@ -233,13 +233,13 @@ impl HelperLink {
         }
     }
 
-    /// Ends the helper, and then the copies that it had: nothing touches slots afterwards.
+    /// Ends the helper, then the copies that it had. Nothing touches slots afterwards.
     fn lose(&mut self, patience: Duration) {
         let Some(mut running) = self.helper.take() else {
             return;
         };
         running.helper.end(patience);
-        // It may be verifying what has arrived; its stream has ended.
+        // The stream has ended, but the thread may still be verifying bytes that have arrived.
         if running.reader.join().is_err() {
             self.shared.failed(
                 MooncakeFailure::Helper,
@@ -264,7 +264,7 @@ impl HelperLink {
         fail_all(shared);
     }
 
-    /// The tier is closed: what runs may end, what waits does not begin.
+    /// Finishes a tier that is closed. Running batches may end; waiting work does not begin.
     fn finish(&mut self) {
         let shared = Arc::clone(&self.shared);
         let begun = Instant::now();
@@ -278,7 +278,7 @@ impl HelperLink {
             std::thread::sleep(Duration::from_millis(1));
         }
         self.lose(ENDING);
-        // Without a helper there may still be some.
+        // Copies may be waiting even if there was no helper.
         fail_all(&shared);
         let state = shared.state();
         let lost = shared.ledger.counts().failed(MooncakeFailure::Closed);
@@ -296,7 +296,7 @@ impl HelperLink {
     }
 }
 
-/// Does something again and again until it says that nothing is left: the cache may get at the state meanwhile.
+/// Calls `some` until it says that nothing is left. In between, the cache may lock the state.
 fn in_portions(shared: &MooncakeShared, mut some: impl FnMut(&mut MooncakeState) -> Option<()>) {
     while some(&mut shared.state()).is_some() {}
 }
@@ -353,7 +353,7 @@ fn fail(shared: &MooncakeShared, state: &mut MooncakeState, work: HelperWork) {
                 shared.ledger.count_failures(MooncakeFailure::Closed, lost);
             }
             for put in puts {
-                // It may have arrived.
+                // The value may have arrived in the store.
                 if put.undone || state.cleared {
                     state.removes.insert(put.name, ());
                 } else {
@@ -362,7 +362,7 @@ fn fail(shared: &MooncakeShared, state: &mut MooncakeState, work: HelperWork) {
                 shared.end(put.copy, Err(refused("a store that takes writes", "none")));
             }
         }
-        // They are still to go.
+        // These names are still in the list of entries to remove.
         HelperWork::Remove(_) => {}
     }
 }
@@ -435,7 +435,7 @@ fn message(
     }
 }
 
-/// Where the shards of an entry lie: plane, offset, length. Adjacent slots make one part.
+/// The stretches of memory that hold the shards of an entry: plane, offset, length. Adjacent slots form one.
 fn parts(shared: &MooncakeShared, put: &Put) -> Vec<(usize, usize, usize)> {
     let slot_bytes = shared.slot_bytes / shared.ranks;
     let mut parts: Vec<(usize, usize, usize)> = Vec::new();
@@ -455,7 +455,7 @@ fn parts(shared: &MooncakeShared, put: &Put) -> Vec<(usize, usize, usize)> {
     parts
 }
 
-/// Reads the messages of the helper, until it ends.
+/// Reads the helper's messages until it ends.
 fn listen(shared: &MooncakeShared, identity: &Identity, stream: UnixStream) {
     if unless_it_panics(|| hear(shared, identity, stream)).is_none() {
         shared.breaks();

@@ -10,23 +10,23 @@ use hybrid_pages::error::{Error, Result};
 pub struct MooncakeOptions {
     /// The master's address, `host:port`.
     pub master: String,
-    /// The helper and its arguments. It speaks over its standard input, a socket; its standard output is the
-    /// staging memory.
+    /// The helper's command and arguments. Its standard input is a socket for messages, and its standard output is
+    /// the staging memory.
     pub command: Vec<OsString>,
-    /// Whether only what a second request has used is written, and reading is weighed against computing.
+    /// Whether to write only entries that a second request has used, and to weigh reading against computing.
     pub weighs: bool,
-    /// Longest that a lookup waits for an answer, and a request for an entry.
+    /// The longest time that a lookup waits for an answer, or a request for an entry.
     pub deadline: Duration,
-    /// First pause before a store that failed is tried again; it doubles, up to 64 times as long.
+    /// The first pause before a store that failed is tried again. Pauses double, up to 64 times the first.
     pub retry: Duration,
-    /// Bytes of the host that writes may read at a time.
+    /// Bytes of the host's slots that may wait to be written.
     pub queue_bytes: u64,
-    /// Memory that reads arrive in. Room for two of the largest entries is always made.
+    /// Bytes of the memory in which values arrive. It always has room for two of the largest entries.
     pub staging_bytes: usize,
 }
 
 impl MooncakeOptions {
-    /// The defaults for a master and a helper.
+    /// The usual settings for a master and a helper.
     #[must_use]
     pub fn new(master: String, command: Vec<OsString>) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! Answers of the helper: how copies and questions end.
+//! Takes the helper's answers, which end copies and questions.
 
 use std::time::{Duration, Instant};
 
@@ -13,8 +13,8 @@ use crate::stats::MooncakeFailure;
 use crate::value::ValueHeader;
 use crate::wire::{NO_ANSWER, NO_ROOM, NOT_FOUND, NOT_READY, WRONG_LENGTH};
 
-/// Takes the answer to a batch and ends its copies, also if there is a panic: nothing touches their slots afterwards.
-/// Bytes are verified in `tile`, where nobody else writes.
+/// Takes the answer to a batch and ends its copies, even after a panic. Nothing touches their slots afterwards. Bytes
+/// are verified in `tile`, which nobody else writes.
 pub(crate) fn take(
     shared: &MooncakeShared,
     identity: &Identity,
@@ -28,14 +28,14 @@ pub(crate) fn take(
         batch
     };
     let Some(batch) = batch else {
-        return; // It was given up with an earlier helper.
+        return; // The batch was given up with an earlier helper.
     };
     let copies = batch.work.copies();
     if unless_it_panics(|| understand(shared, identity, batch, codes, tile)).is_none() {
         shared.breaks();
         shared.state().reading_replies -= 1;
         for copy in copies {
-            // The cache ignores the end of one that has ended.
+            // The cache ignores the end of a copy that has ended already.
             shared.end(
                 copy,
                 Err(refused("an answer that is understood", "a panic")),
@@ -51,7 +51,7 @@ fn understand(
     codes: &[i64],
     tile: &mut [u8; TILE_BYTES],
 ) {
-    // A code that is missing is an error of the store's.
+    // A missing code counts as an error of the store.
     let codes = codes.iter().copied().chain(std::iter::repeat(-1));
     let reply = Taking { shared, identity };
     let mut measured = Measured::Nothing;
@@ -102,14 +102,14 @@ fn understand(
     }
 }
 
-/// The speed that a batch has measured, if the store worked.
+/// A measurement of the store's speed by a batch.
 enum Measured {
     Nothing,
     Answer(Duration),
     Read(u64, Duration),
 }
 
-/// Whether the store worked, whatever it said of an entry.
+/// Whether the store worked and whether it failed, apart from its answers about entries.
 #[derive(Default)]
 struct BatchHealth {
     worked: bool,
@@ -131,14 +131,15 @@ impl Taking<'_> {
         }
     }
 
-    /// The checksums in a header that lies in the staging memory.
+    /// The checksums in a header in the staging memory.
     fn staged(&self, at: usize, name: &[u8; 32], class: usize) -> Option<Vec<u64>> {
         let mut bytes = vec![0; self.shared.header_bytes()];
         self.shared.staging.read(at, &mut bytes);
         self.header(name, class).sums(&bytes, self.shared.ranks)
     }
 
-    /// A key names one entry: another value under it is damage, and goes, so that the entry can be written.
+    /// Handles a value that is not the entry of its key. This is damage, so the value is removed, and the entry can
+    /// be written again.
     fn damaged(
         &self,
         state: &mut MooncakeState,
@@ -162,7 +163,7 @@ impl Taking<'_> {
         let mut state = self.shared.state();
         for (index, (name, code, sums)) in answers.into_iter().enumerate() {
             if index % PORTION == PORTION - 1 {
-                drop(state); // Somebody may wait for it.
+                drop(state); // Another thread may wait for the lock.
                 state = self.shared.state();
             }
             health.worked |= code >= 0 || matches!(code, NOT_FOUND | NOT_READY | WRONG_LENGTH);
@@ -220,7 +221,7 @@ impl Taking<'_> {
             let mut state = self.shared.state();
             state.free_cells.push(get.cell);
             let Some(copy) = get.copy else {
-                continue; // Its end was reported at the deadline.
+                continue; // The end of this read was reported at the deadline.
             };
             let result = result.map_err(|(reason, found)| {
                 let what = format!("expected an entry, found {found}");
@@ -253,7 +254,7 @@ impl Taking<'_> {
         health
     }
 
-    /// Takes a value into the slots, and gives the checksums of what is there now.
+    /// Copies a value into the slots. Returns the checksums of the bytes that are there now.
     fn arrived(
         &self,
         get: &Get,
@@ -275,12 +276,12 @@ impl Taking<'_> {
         for rank in 0..shared.ranks {
             let shard = cell + shared.header_bytes() + rank * shard_bytes;
             let mut digests = Vec::with_capacity(shard_bytes.div_ceil(TILE_BYTES));
-            // Each tile is copied out once, and what is hashed then is what the slots get.
+            // Each tile is copied out once, so the bytes that are hashed are the bytes that the slots get.
             for offset in (0..shard_bytes).step_by(TILE_BYTES) {
                 let tile = &mut tile[..TILE_BYTES.min(shard_bytes - offset)];
                 shared.staging.read(shard + offset, tile);
-                // SAFETY: the cache keeps the slots for this copy until its end is reported, which only this
-                // thread does, now that the batch is taken.
+                // SAFETY: the cache keeps the slots for this copy until its end is reported. Only this thread does
+                // that, since it has taken the batch.
                 digests.push(unsafe { planes.scatter(rank, &get.slots, offset, tile) });
             }
             found.push(combine(digests.into_iter(), shard_bytes));
@@ -333,7 +334,7 @@ impl Taking<'_> {
             if !kept && (put.undone || state.cleared) {
                 state.removes.insert(put.name, ());
             } else if !kept {
-                state.wrote(put.name); // After an error it may be there.
+                state.wrote(put.name); // Even after an error the value may be there.
             }
             state.unsay(&put.name);
             if result.is_ok() {

@@ -16,7 +16,7 @@ use crate::state::MooncakeState;
 use crate::stats::{MooncakeFailure, MooncakeStats};
 use crate::value::header_bytes;
 
-/// The size of the values of one class of entries.
+/// The size of the values of one class.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ValueSize {
     /// Bytes of one rank's shard.
@@ -35,17 +35,17 @@ pub(crate) struct MooncakeShared {
     pub(crate) planes: OnceLock<Planes>,
     pub(crate) staging: StagingMemory,
     state: Mutex<MooncakeState>,
-    /// Rings when there is something to do.
+    /// Wakes the link when there is work.
     pub(crate) bell: Condvar,
     pub(crate) ended: CopyEnds,
     panic: PanicFlag,
-    /// The thread that has the helper.
+    /// The link's thread.
     pub(crate) link: Mutex<Option<JoinHandle<()>>>,
     process: Process,
     pub(crate) ledger: Ledger<MooncakeStats>,
 }
 
-/// The error of a copy that did not happen.
+/// The error for a copy that was not made.
 pub(crate) fn refused(expected: &str, found: &str) -> Error {
     Error::remote(format!("expected {expected}, found {found}"))
 }
@@ -89,7 +89,7 @@ impl MooncakeShared {
         })
     }
 
-    /// Whether this process is a fork of the one that made the tier: it has none of the threads.
+    /// Whether this process was forked from the one that made the tier, and so has none of its threads.
     pub(crate) fn is_inherited(&self) -> bool {
         self.process.is_inherited()
     }
@@ -111,19 +111,19 @@ impl MooncakeShared {
         state
     }
 
-    /// Whether what the tier knows is in doubt, since there was a panic.
+    /// Whether a panic has left the tier's knowledge in doubt.
     pub(crate) fn is_broken(&self) -> bool {
         let poisoned = self.state.is_poisoned() || self.ended.is_poisoned();
         poisoned || self.panic.is_set()
     }
 
-    /// A thread of the tier has panicked: what it was at is in doubt.
+    /// Notes that a thread of the tier has panicked, which leaves the tier's knowledge in doubt.
     pub(crate) fn breaks(&self) {
         self.panic.set();
         drop(self.state());
     }
 
-    /// Waits for work, or a tick.
+    /// Waits for work, but no longer than a tick.
     pub(crate) fn wait_for_work(&self, state: MutexGuard<'_, MooncakeState>, tick: Duration) {
         let idle = |state: &mut MooncakeState| !state.closed && !state.lost && !state.has_work();
         drop(self.bell.wait_timeout_while(state, tick, idle));
@@ -137,7 +137,7 @@ impl MooncakeShared {
         self.ledger.failed_times(kind, 1, what);
     }
 
-    /// The store failed, or hangs: after some times it is left alone.
+    /// Notes that the store failed or hangs. After several times it is left alone.
     pub(crate) fn store_failed(&self, state: &mut MooncakeState) {
         if state.breaker.failed_untold() {
             self.ledger.count_outage();

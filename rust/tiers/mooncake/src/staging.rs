@@ -1,22 +1,22 @@
-//! The memory that the tier and its helper share: headers, and room for values that arrive.
+//! The staging memory, which the tier shares with its helper: headers, and cells in which values arrive.
 
 use std::fs::File;
 
 use memmap2::MmapRaw;
 
-/// Questions in one batch at most.
+/// Most questions in one batch.
 pub(crate) const MOST_QUESTIONS: usize = 1024;
-/// Most cells that are of use: the helper has no more reads at a time.
+/// Most cells: the helper never has more reads at a time.
 const MOST_CELLS: usize = MOST_GET_BATCHES * MOST_GETS;
-/// Batches of reads that the helper has at a time: one moves, one waits.
+/// Most batches of reads that the helper has at a time: one moves and one waits.
 pub(crate) const MOST_GET_BATCHES: usize = 2;
-/// Reads in one batch at most.
+/// Most reads in one batch.
 pub(crate) const MOST_GETS: usize = 32;
-/// Writes in one batch at most.
+/// Most writes in one batch.
 pub(crate) const MOST_PUTS: usize = 64;
 
-/// Anybody on the network may write here, since Mooncake's client lets its peers: bytes count only once they are
-/// copied out, and verified where they were copied to.
+/// Memory that the tier shares with its helper. Mooncake's client lets its peers write there, and so anybody on the
+/// network. So bytes are copied out before they are verified and used.
 #[derive(Debug)]
 pub(crate) struct StagingMemory {
     memory: MmapRaw,
@@ -26,7 +26,7 @@ pub(crate) struct StagingMemory {
     cells: usize,
 }
 
-/// A file in memory, which the helper inherits.
+/// Makes a file in memory, which the helper inherits.
 #[cfg(target_os = "linux")]
 fn nameless() -> std::io::Result<File> {
     use rustix::fs::{MemfdFlags, memfd_create};
@@ -35,7 +35,7 @@ fn nameless() -> std::io::Result<File> {
     Ok(File::from(fd))
 }
 
-/// Mooncake has no client for other systems.
+/// Fails, since Mooncake has no client for other systems.
 #[cfg(not(target_os = "linux"))]
 fn nameless() -> std::io::Result<File> {
     Err(std::io::ErrorKind::Unsupported.into())
@@ -70,39 +70,39 @@ impl StagingMemory {
         self.memory.len()
     }
 
-    /// Cells for values.
+    /// Number of cells for values.
     pub(crate) const fn cells(&self) -> usize {
         self.cells
     }
 
-    /// Where the headers of questions lie.
+    /// Offset of the header of a question.
     pub(crate) const fn question(&self, index: usize) -> usize {
         index * self.header_bytes
     }
 
-    /// Where the header of a write lies.
+    /// Offset of the header of a write.
     pub(crate) const fn put(&self, index: usize) -> usize {
         (MOST_QUESTIONS + index) * self.header_bytes
     }
 
-    /// Where a cell begins.
+    /// Offset of a cell.
     pub(crate) const fn cell(&self, index: usize) -> usize {
         let heads = ((MOST_QUESTIONS + MOST_PUTS) * self.header_bytes).next_multiple_of(4096);
         heads + index * self.cell_bytes
     }
 
-    /// Copies bytes out.
+    /// Copies bytes out of the memory.
     pub(crate) fn read(&self, at: usize, bytes: &mut [u8]) {
         assert!(at + bytes.len() <= self.memory.len());
-        // SAFETY: inside the mapping, as was checked; the buffer is other memory. Another process may write there
-        // meanwhile: then the copy is of no use to anybody, since its checksum is wrong.
+        // SAFETY: the range is inside the mapping, as was checked, and the buffer is other memory. If another process
+        // writes there meanwhile, the checksum of the copy will be wrong, and nobody uses it.
         unsafe {
             let from = self.memory.as_ptr().add(at);
             from.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len());
         }
     }
 
-    /// Copies bytes in.
+    /// Copies bytes into the memory.
     pub(crate) fn write(&self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.memory.len());
         // SAFETY: as in `read`.

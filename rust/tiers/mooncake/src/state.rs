@@ -1,4 +1,4 @@
-//! The tier's queues of work for the helper, and its knowledge of entries in the store.
+//! The tier's queues of work for the helper, and its knowledge about entries in the store.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -10,12 +10,11 @@ use hybrid_pages_tiers::{ByName, CircuitBreaker, Identity, Name, Recent, Speed};
 
 use crate::staging::{MOST_GET_BATCHES, MOST_GETS, MOST_PUTS, MOST_QUESTIONS};
 
-/// How long an answer of the store is used. Mooncake keeps an entry longer than that after a question: 10 seconds by
-/// default.
+/// How long an answer of the store is valid. Mooncake keeps an entry longer after a question: 10 seconds by default.
 const FRESH: Duration = Duration::from_secs(4);
-/// Most answers, most suspects and most names of written entries that are remembered.
+/// Most answers, suspects and names of written entries that are remembered, of each.
 pub(crate) const MOST_NAMES: usize = 1 << 20;
-/// Most questions that wait. Further entries count as not there.
+/// Most questions that wait. Further entries count as absent.
 pub(crate) const MOST_WAITING: usize = 1 << 16;
 /// Most items that are handled under one hold of the lock, since the cache may wait for it.
 pub(crate) const PORTION: usize = 128;
@@ -29,14 +28,14 @@ struct StoreAnswer {
     at: Instant,
 }
 
-/// What a lookup can be told without waiting for the store.
+/// The answer to a lookup that does not wait for the store.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum KnownEntry {
     Here(Vec<u64>),
     Absent,
-    /// The store is being asked about it.
+    /// The store is being asked about the entry.
     Asking,
-    /// The store has not been asked about it.
+    /// The store has not been asked about the entry.
     Unknown,
 }
 
@@ -51,7 +50,7 @@ pub(crate) struct Question {
 /// A read.
 #[derive(Debug)]
 pub(crate) struct Get {
-    /// `None` once the end of the copy was reported: nobody wants the bytes any more.
+    /// `None` once the end of the copy was reported, so that the bytes are not wanted any more.
     pub(crate) copy: Option<CopyId>,
     pub(crate) name: Name,
     pub(crate) class: usize,
@@ -70,11 +69,11 @@ pub(crate) struct Put {
     pub(crate) slots: Vec<SlotId>,
     pub(crate) sums: Vec<u64>,
     pub(crate) begun: Instant,
-    /// The entry has left the cache: the value is to be removed again.
+    /// Whether the entry has left the cache, so that its value has to be removed again.
     pub(crate) undone: bool,
 }
 
-/// The content of a batch that the helper was given.
+/// The content of a batch for the helper.
 #[derive(Debug)]
 pub(crate) enum HelperWork {
     Ask(Vec<Question>),
@@ -112,47 +111,49 @@ pub(crate) struct HelperBatch {
 #[derive(Debug)]
 pub(crate) struct MooncakeState {
     pub(crate) identity: Option<Identity>,
-    /// After a reset the identity no longer tells what the engine computes: nothing is found or taken.
+    /// Whether there was a reset. After it the identity does not describe the engine's results, so nothing is found
+    /// or taken.
     pub(crate) cleared: bool,
     pub(crate) closed: bool,
     /// Whether the helper takes work.
     pub(crate) ready: bool,
-    /// The helper's socket closed.
+    /// Whether the helper's socket has closed.
     pub(crate) lost: bool,
     pub(crate) breaker: CircuitBreaker,
-    /// The store had no room: no writes before this time.
+    /// No writes before this time, since the store had no room.
     pub(crate) writes_from: Option<Instant>,
     /// Questions that wait, in the order in which they were asked.
     questions: VecDeque<Question>,
     /// Reads that wait, in the order in which they began.
     pub(crate) gets: VecDeque<Get>,
-    /// Writes that wait, by number, in the order in which they came. No name has two.
+    /// Writes that wait, by number, in the order in which they came. A name has at most one.
     puts: BTreeMap<u64, Put>,
     waiting: ByName<u64>,
-    /// Entries that are to be removed from the store. Nobody finds them.
+    /// Entries that will be removed from the store. Lookups don't find them.
     pub(crate) removes: ByName<()>,
-    /// Entries that are to be removed since there was a reset. Nobody finds anything then.
+    /// Entries that will be removed because of a reset, after which lookups find nothing.
     doomed: Recent<()>,
-    /// A removal has failed: none before this time.
+    /// No removals before this time, since one has failed.
     pub(crate) removes_from: Option<Instant>,
+    /// Batches that the helper has and has not answered, by number.
     pub(crate) running: HashMap<u64, HelperBatch>,
-    /// Batches whose answers are being read.
+    /// Number of batches whose answers are being read.
     pub(crate) reading_replies: usize,
     pub(crate) free_cells: Vec<usize>,
     cells: usize,
     /// Entries that this process has put into the store, as far as it remembers.
     written: Recent<()>,
-    /// Number of entries that this process has put into the store and does not remember.
+    /// Number of entries that this process has put into the store and forgotten.
     pub(crate) forgotten: u64,
     pub(crate) speed: Speed,
-    /// When the last batch of reads had come.
+    /// When the last batch of reads arrived.
     brought: Option<Instant>,
     answers: Recent<StoreAnswer>,
-    /// Batches that the helper has and has not answered, by number.
+    /// Entries that the store is being asked about.
     asking: ByName<()>,
-    /// Entries whose read has failed, and until when nobody finds them.
+    /// Entries whose read has failed, with the time until which lookups don't find them.
     suspects: Recent<Instant>,
-    /// How long an entry is not found after its read has failed.
+    /// How long lookups don't find an entry after its read has failed.
     suspicion: Duration,
     next: u64,
 }
@@ -194,7 +195,8 @@ impl MooncakeState {
         }
     }
 
-    /// Whether entries may be found and read. Not while there is no room to remember what must not be found.
+    /// Whether entries may be found and read. False also while there is no room to remember more entries that must
+    /// not be found.
     pub(crate) fn answers_now(&self) -> bool {
         let works = self.ready && !self.cleared && !self.closed && !self.breaker.is_pausing();
         works && self.removes.len() < MOST_NAMES
@@ -223,7 +225,7 @@ impl MooncakeState {
         }
     }
 
-    /// How long the helper was at a batch of reads that has come: it takes one after the other.
+    /// How long the helper worked on a batch of reads that has arrived. It works on one batch after another.
     pub(crate) fn read_for(&mut self, given: Instant) -> Duration {
         let now = Instant::now();
         let last = self.brought.replace(now);
@@ -253,15 +255,15 @@ impl MooncakeState {
         self.answers.remove(name);
     }
 
-    /// A read of the entry failed.
+    /// Notes that a read of an entry failed.
     pub(crate) fn suspect(&mut self, name: Name) {
         let now = Instant::now();
         self.suspects.insert(name, now + self.suspicion, now);
         self.answers.remove(&name);
     }
 
-    /// Gives up questions that have waited longer than `limit`: a portion of those that wait, and those that the
-    /// helper has. Returns how many there were.
+    /// Gives up questions that have waited longer than `limit`: a portion of the queue, and those that the helper
+    /// has. Returns how many there were.
     pub(crate) fn give_up_questions(&mut self, limit: Duration) -> u64 {
         let now = Instant::now();
         let is_late = |question: &Question| now - question.begun > limit;
@@ -284,7 +286,7 @@ impl MooncakeState {
         late.len() as u64
     }
 
-    /// Takes back a portion of the reads that have waited longer than `limit`, and those that the helper has.
+    /// Takes back reads that have waited longer than `limit`: a portion of the queue, and those that the helper has.
     pub(crate) fn give_up_gets(&mut self, limit: Duration) -> Vec<(CopyId, Name)> {
         let now = Instant::now();
         let is_late = |get: &Get| now - get.begun > limit;
@@ -305,20 +307,20 @@ impl MooncakeState {
         late
     }
 
-    /// Adds a write, the only one of its name that waits.
+    /// Adds a write. No other write of its name may be waiting.
     pub(crate) fn put(&mut self, put: Put) {
         self.next += 1;
         self.waiting.insert(put.name, self.next);
         self.puts.insert(self.next, put);
     }
 
-    /// Takes back the write of a name that waits.
+    /// Takes back the waiting write of a name.
     pub(crate) fn take_put(&mut self, name: &Name) -> Option<Put> {
         let number = self.waiting.remove(name)?;
         self.puts.remove(&number)
     }
 
-    /// Takes the first writes that wait, as long as they `fit`.
+    /// Takes the first waiting writes, at most `most` and as long as they `fit`.
     pub(crate) fn take_puts(&mut self, most: usize, mut fit: impl FnMut(&Put) -> bool) -> Vec<Put> {
         let mut taken = Vec::new();
         while taken.len() < most
@@ -332,23 +334,24 @@ impl MooncakeState {
         taken
     }
 
-    /// Takes a portion of the questions that wait.
+    /// Takes a portion of the waiting questions.
     pub(crate) fn take_questions(&mut self) -> Vec<Question> {
         let count = self.questions.len().min(PORTION);
         self.questions.drain(..count).collect()
     }
 
-    /// Writes that wait.
+    /// Number of writes that wait.
     pub(crate) fn puts_waiting(&self) -> usize {
         self.puts.len()
     }
 
-    /// This process has put an entry there, or may have.
+    /// Notes that this process has put an entry into the store, or may have.
     pub(crate) fn wrote(&mut self, name: Name) {
         self.forgotten += self.written.insert(name, (), Instant::now()) as u64;
     }
 
-    /// An entry is to go if this process has put it there. Says whether it has, as far as it remembers.
+    /// Marks an entry for removal if this process has put it into the store. Returns whether it has, as far as it
+    /// remembers.
     pub(crate) fn take_back(&mut self, name: Name) -> bool {
         let ours = self.written.remove(&name).is_some();
         if ours {
@@ -357,12 +360,12 @@ impl MooncakeState {
         ours
     }
 
-    /// Everything that this process has put into the store is to be removed.
+    /// Marks all entries that this process has put into the store for removal.
     pub(crate) fn take_all_back(&mut self) {
         self.doomed = std::mem::replace(&mut self.written, Recent::new(1, None));
     }
 
-    /// An entry is gone from the store.
+    /// Notes that an entry is gone from the store.
     pub(crate) fn removed(&mut self, name: &Name) {
         self.removes.remove(name);
         self.written.remove(name);
@@ -383,7 +386,7 @@ impl MooncakeState {
             && !self.running.values().any(moves)
     }
 
-    /// Whether there is something for the helper that it can take.
+    /// Whether there is work that the helper can take now.
     pub(crate) fn has_work(&self) -> bool {
         self.ready && !self.lost && self.next_kind().is_some()
     }
@@ -422,7 +425,7 @@ impl MooncakeState {
                 HelperWork::Ask(self.questions.drain(..count).collect())
             }
             BatchKind::Get => {
-                // One batch leaves cells for the next, which moves while this one is verified.
+                // A batch leaves cells for the next one, which moves while this one is verified.
                 let most = MOST_GETS.min(self.cells / 2).min(self.free_cells.len());
                 let count = self.gets.len().min(most);
                 let mut batch: Vec<Get> = self.gets.drain(..count).collect();
@@ -534,7 +537,7 @@ mod tests {
         assert_eq!(given.iter().sum::<u64>(), many);
         assert!(state.asking.is_empty() && state.questions.is_empty());
         assert_eq!(state.known(&name(0)), KnownEntry::Absent);
-        // What the helper has is given up once, too, and its late answer still counts.
+        // A question that the helper has is also given up only once, and its late answer still counts.
         state.ask(name(many), 0);
         let (id, work) = state.next_work(|_| 1).expect("a question");
         let given = Instant::now();

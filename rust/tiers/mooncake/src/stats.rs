@@ -5,11 +5,11 @@ use hybrid_pages_tiers::{counts, failures};
 failures! {
     /// Kinds of failures, each with a count of its own.
     pub enum MooncakeFailure {
-        /// A value that is not the entry that its key names: damaged, cut short, or another's.
+        /// A value that is not the entry of its key: damaged, cut short, or another entry.
         Header = "header",
-        /// Bytes with other checksums than they were written with.
+        /// Bytes whose checksums are not those they were written with.
         Checksum = "checksum",
-        /// A read that the store refused, or a machine that has it and can't be reached.
+        /// A read that the store refused, or whose machine can't be reached.
         Read = "read",
         /// A read or a question that took longer than the deadline.
         Deadline = "deadline",
@@ -17,25 +17,25 @@ failures! {
         Gone = "gone",
         /// A question that the store refused.
         Ask = "ask",
-        /// A write that the store refused, or took and lost.
+        /// A write that the store refused, or accepted and lost.
         Write = "write",
         /// A write that found no room.
         Full = "full",
-        /// A write of an entry that is there with other bytes, which the store keeps.
+        /// A write of an entry that is in the store with other bytes, which the store keeps.
         Kept = "kept",
-        /// A value that should go could not be removed yet; it is tried again.
+        /// A value that could not be removed yet. It is tried again.
         Remove = "remove",
-        /// The process of Mooncake's client ended, hung, or could not be started.
+        /// The helper, which runs Mooncake's client, ended, hung, or could not be started.
         Helper = "helper",
         /// A write that had not ended when the store was closed.
         Closed = "closed",
-        /// A panic inside: the store is left alone for good.
+        /// A panic inside the tier. The store is left alone for good.
         Panic = "panic",
     }
 }
 
 counts! {
-    /// Counts of a Mooncake tier at one moment. Counts of events begin when it is connected.
+    /// Counts of a Mooncake tier at one moment. Counts of events begin when the tier is connected.
     pub struct MooncakeStats: MooncakeFailure {
         /// Lookups of an entry that was found.
         hits: u64,
@@ -47,19 +47,19 @@ counts! {
         reads: u64,
         /// Bytes of payload of the entries read.
         read_bytes: u64,
-        /// Microseconds that the reads of entries took, from call to end, summed.
+        /// Total microseconds that the reads of entries took, each from call to end.
         read_us: u64,
         /// Entries written.
         writes: u64,
         /// Bytes written, headers included.
         written_bytes: u64,
-        /// Microseconds that the writes of entries took, from call to end, summed.
+        /// Total microseconds that the writes of entries took, each from call to end.
         write_us: u64,
         /// Writes that were not needed: the store had the entry.
         spared_writes: u64,
-        /// Entries that were not written since no second request has used them yet.
+        /// Entries that were not written because no second request has used them yet.
         unproven: u64,
-        /// Entries that were not written since the store took no writes.
+        /// Entries that were not written because the store took no writes.
         dropped: u64,
         /// Reads that have not ended.
         reading: u64,
@@ -71,17 +71,17 @@ counts! {
         gets: u64,
         /// Batches of questions that the client was given.
         lists: u64,
-        /// Outages: times that the store began to be left alone because it failed or hung.
+        /// Outages: how often the tier began to leave the store alone because it failed or hung.
         outages: u64,
-        /// Whether the store is left alone now, or the client is not ready yet.
+        /// Whether the tier leaves the store alone now, or the client is not ready yet.
         out: bool,
-        /// Whether others find what this process writes: not after a reset.
+        /// Whether other processes find entries that this one writes now. False after a reset.
         shared: bool,
-        /// Times that the process of the client was started.
+        /// How often a helper was started.
         helpers: u64,
-        /// Microseconds that an answer takes, as last measured; 0 before.
+        /// Measured latency of a small answer in microseconds; 0 before a measurement.
         latency_us: u64,
-        /// Bytes a second that reads bring, as last measured; 0 before.
+        /// Measured bandwidth of reads in bytes per second; 0 before a measurement.
         bandwidth: u64,
     }
 }

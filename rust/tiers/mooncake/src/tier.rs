@@ -1,4 +1,4 @@
-//! The store as a tier: calls of the cache become work for the helper, and no call waits.
+//! The store as a tier. Calls of the cache become work for the helper, and no call waits.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,10 +17,10 @@ use crate::shared::{MooncakeShared, refused};
 use crate::state::{Get, HelperWork, KnownEntry, MooncakeState, PORTION, Put};
 use crate::stats::MooncakeFailure;
 
-/// Entries that the cache keeps track of here: the store has no bound that is known.
+/// Most entries of the store that the cache keeps track of. The store's own limit is unknown.
 const MOST_ENTRIES: u64 = 1 << 20;
 
-/// A tier in a Mooncake Store. See the crate's documentation.
+/// A tier in a Mooncake Store. The crate's documentation describes it.
 pub struct Mooncake {
     room: Room,
     shared: Arc<MooncakeShared>,
@@ -28,8 +28,9 @@ pub struct Mooncake {
 }
 
 impl Mooncake {
-    /// A tier for the entries of a geometry in slots of that size. `policy` is an empty policy for this tier alone;
-    /// it says which entries this cache keeps track of. The store is used from [`MooncakeHandle::connect`] on.
+    /// Makes a tier for the entries of a geometry in slots of `slot_bytes`. `policy` is an empty policy for this tier
+    /// alone, and decides which entries the cache keeps track of. The store is used from [`MooncakeHandle::connect`]
+    /// on.
     ///
     /// # Errors
     /// [`InvalidArgument`](hybrid_pages::error::Error::InvalidArgument) for a setting out of range,
@@ -55,13 +56,13 @@ impl Mooncake {
         })
     }
 
-    /// A handle, which connects the tier and has its counts.
+    /// A handle that connects the tier and reads its counts.
     #[must_use]
     pub fn handle(&self) -> MooncakeHandle {
         MooncakeHandle(Arc::clone(&self.shared))
     }
 
-    /// Gives up a write: one that waits does not begin. Says whether one is under way.
+    /// Gives up the write of a name; if it waits, it will not begin. Returns whether it is under way.
     fn undo_write(&self, state: &mut MooncakeState, name: &Name, gone: bool) -> bool {
         if let Some(put) = state.take_put(name) {
             let error = refused("an entry that is wanted", "that it is to go");
@@ -183,7 +184,7 @@ impl Below for Mooncake {
         self.shared.ended.take(ended);
     }
 
-    /// The other entries of the boundary are asked for with the first.
+    /// Looks an entry up. If the store has to be asked, it is asked about all entries of the boundary at once.
     fn find(&mut self, key: &EntryKey) -> Found {
         let shared = &self.shared;
         let name = name_of(key);
@@ -226,7 +227,7 @@ impl Below for Mooncake {
         }
     }
 
-    /// Others may use it.
+    /// Keeps the entry in the store, where others may use it.
     fn evict(&mut self, key: &EntryKey) {
         let name = name_of(key);
         self.undo_write(&mut self.shared.state(), &name, false);
@@ -237,7 +238,7 @@ impl Below for Mooncake {
         let mut state = self.shared.state();
         self.undo_write(&mut state, &name, true);
         state.unsay(&name);
-        // What others have put is theirs: this process leaves it alone for a while.
+        // An entry that others have put stays in the store, but this process leaves it alone for a while.
         if !state.take_back(name) {
             state.suspect(name);
         }
@@ -250,8 +251,8 @@ impl Below for Mooncake {
         state.unsay(&name);
     }
 
-    /// The identity no longer says what this engine computes: nothing is shared any more, and what this process
-    /// has written goes.
+    /// Stops sharing, since the identity does not describe this engine's results any more, and removes all entries
+    /// that this process has written.
     fn clear(&mut self) {
         let shared = &self.shared;
         if shared.is_inherited() {
@@ -262,7 +263,7 @@ impl Below for Mooncake {
             return;
         }
         let waiting = state.take_puts(PORTION, |_| true);
-        end_puts(shared, waiting, "a reset"); // The link ends the rest.
+        end_puts(shared, waiting, "a reset"); // The link ends the others.
         state.take_all_back();
         let forgotten = state.forgotten;
         drop(state);

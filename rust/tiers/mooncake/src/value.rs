@@ -5,13 +5,13 @@ use std::fmt::Write as _;
 use hybrid_pages_tiers::{Identity, Name};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Version of values and keys. Values of another version lie under other keys and are left alone.
+/// Version of values and keys. Values of another version have other keys and are left alone.
 pub const MOONCAKE_FORMAT_VERSION: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"HYBPVALU";
 const SUMS_AT: usize = 96;
 
-/// Bytes of a value before its shards.
+/// Bytes of a value's header, which is before the shards.
 pub(crate) const fn header_bytes(ranks: usize) -> usize {
     SUMS_AT + 8 * ranks + 8
 }

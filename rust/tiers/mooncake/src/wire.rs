@@ -1,19 +1,19 @@
-//! What the tier and its helper say to each other: one line of JSON each.
+//! The messages between the tier and its helper. Each is one line of JSON.
 
 use serde::{Deserialize, Serialize};
 
-/// A message to the helper. Each except the first is answered once, under its number.
+/// A message to the helper. Each one except the first gets one answer with its number.
 #[derive(Debug, Serialize)]
 #[serde(tag = "do", rename_all = "lowercase")]
 pub(crate) enum HelperMessage {
     /// The first message.
     Start {
         master: String,
-        /// The path of each rank's plane, and where its slots begin.
+        /// The path of each rank's plane, and the offset of its slots.
         planes: Vec<(String, usize)>,
         staging: usize,
     },
-    /// Asks which of these keys are in the store. Their headers go to `at` in the staging memory, `length` bytes
+    /// Asks which of these keys are in the store. Headers of values go to `at` in the staging memory, `length` bytes
     /// apart.
     Ask {
         id: u64,
@@ -24,7 +24,7 @@ pub(crate) enum HelperMessage {
     /// Reads values into the staging memory.
     Get { id: u64, items: Vec<GetItem> },
     /// Writes values, from headers in the staging memory and from slots. Afterwards the staging memory has the header
-    /// of the value that is in the store, whoever put it there, or zeros if there is none.
+    /// of the value that is in the store, or zeros if there is none.
     Put {
         id: u64,
         items: Vec<PutItem>,
@@ -53,7 +53,7 @@ pub(crate) struct PutItem {
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Reply {
-    /// One code per key: negative ones are Mooncake's.
+    /// One code per key. Negative codes are errors of Mooncake.
     Codes { id: u64, codes: Vec<i64> },
     /// The helper is connected to the store.
     Ready { ready: bool },
@@ -61,13 +61,13 @@ pub(crate) enum Reply {
     Failed { error: String },
 }
 
-/// Codes from here downwards: the master did not answer.
+/// This code and lower ones mean that the master did not answer.
 pub(crate) const NO_ANSWER: i64 = -900;
-/// No such key.
+/// The code for a key that is not in the store.
 pub(crate) const NOT_FOUND: i64 = -704;
-/// The key's value is not whole yet.
+/// The code for a value that is not whole yet.
 pub(crate) const NOT_READY: i64 = -703;
-/// No segment has room.
+/// The code for a write when no segment has room.
 pub(crate) const NO_ROOM: i64 = -200;
-/// The value is longer than what it should be.
+/// The code for a value that is longer than expected.
 pub(crate) const WRONG_LENGTH: i64 = -600;
