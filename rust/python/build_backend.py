@@ -40,7 +40,7 @@ def require_rust() -> None:
         raise _refusal(f"a rustc that fails: {said}") from None
     except OSError as error:
         raise _refusal(f"a rustc that can't be run: {error}") from None
-    # What does not say its version is left to cargo.
+    # A compiler whose output has no version number is left to cargo.
     found = re.match(r"rustc (\d+(?:\.\d+)+)", done.stdout)
     if found and _numbers(found[1]) < _numbers(_needed()):
         raise _refusal(f"rustc {found[1]}, which is {shutil.which(compiler)}")
@@ -63,7 +63,7 @@ def _refusal(found: str) -> SystemExit:
 
 def _maturin() -> Any:
     require_rust()
-    # Its warning that the backend is another: this one.
+    # maturin would warn that the build backend is another one.
     os.environ["MATURIN_NO_MISSING_BUILD_BACKEND_WARNING"] = "1"
     import maturin
 
@@ -83,7 +83,7 @@ get_requires_for_build_sdist = get_requires_for_build_wheel
 def prepare_metadata_for_build_wheel(
     metadata_directory: str, config_settings: _Settings = None
 ) -> str:
-    """As maturin does it, and so the rest."""
+    """Checks for Rust, then calls maturin, as all functions of this backend do."""
     return str(_maturin().prepare_metadata_for_build_wheel(metadata_directory, config_settings))
 
 

@@ -227,7 +227,7 @@ impl Below for Mooncake {
         }
     }
 
-    /// Keeps the entry in the store, where others may use it.
+    /// Undoes a write that waits. A value in the store stays, since others may use it.
     fn evict(&mut self, key: &EntryKey) {
         let name = name_of(key);
         self.undo_write(&mut self.shared.state(), &name, false);

@@ -1,4 +1,4 @@
-//! The catalog: the tables of all packs in the store that this engine knows.
+//! The catalog: the tables of all packs that this engine knows to be in the store.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};
@@ -8,7 +8,7 @@ use hybrid_pages_tiers::{ByName, EntrySize, Name};
 
 use crate::pack::{PackId, PackName, PackRecord, PackTable};
 
-/// The place of an entry: its pack, and where in it.
+/// The place of an entry: the pack, and the place in the pack.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PackSpot {
     pub(crate) pack: PackId,
@@ -17,27 +17,27 @@ pub(crate) struct PackSpot {
     pub(crate) sums: Box<[u64]>,
 }
 
-/// Most packs that are handled under one hold of the lock.
+/// Most packs that are handled while the lock is held once.
 const PART: usize = 1024;
 
-/// Entries by name, and the packs that they are in. No call takes longer than the packs that it is about.
+/// Entries by name, and the packs that they are in. The time of a call depends only on the packs that it is about.
 #[derive(Debug)]
 pub(crate) struct Catalog {
-    /// Most records of packs.
+    /// Most entries in all packs.
     most: usize,
     entries: ByName<PackSpot>,
     /// Other places of entries that several packs have.
     spare: ByName<PackSpot>,
     packs: BTreeMap<PackId, CatalogPack>,
-    /// Number of entries in all packs; one that several packs have counts several times.
+    /// Number of entries in all packs. An entry that several packs have counts several times.
     records: usize,
-    /// Objects with names of packs that are no packs of this identity: they are read only once.
+    /// Objects with names of packs that are no packs of this identity. They are not read again.
     refused: BTreeSet<PackId>,
-    /// Packs that were gone when they were read: a store may list them for a while.
+    /// Packs that were gone when they were read. A store may still list them for a while.
     missed: HashSet<PackId>,
-    /// Writers who have taken back what they wrote.
+    /// Writers that have taken back all their packs.
     gone: HashSet<u64>,
-    /// The newest pack that there was no room for; there is none for older ones.
+    /// The newest pack without room in the catalog. Older packs have none either.
     forgotten: Option<PackId>,
     bytes: u64,
 }
@@ -80,12 +80,12 @@ impl Catalog {
         self.packs.len()
     }
 
-    /// Payload of the entries.
+    /// Total payload of the entries in bytes.
     pub(crate) const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether the table of a pack is still to be read.
+    /// Whether the table of a pack should be read.
     pub(crate) fn wants(&self, pack: PackId) -> bool {
         !self.packs.contains_key(&pack)
             && !self.refused.contains(&pack)
@@ -103,13 +103,13 @@ impl Catalog {
         self.missed.insert(pack);
     }
 
-    /// Packs that were gone are wanted again, if they are listed all the same.
+    /// Makes packs that were gone wanted again, in case they are still listed.
     pub(crate) fn look_again(&mut self) {
         self.missed.clear();
     }
 
-    /// Adds a pack. Where two packs have an entry, the known one counts, but this process's own goes before. Returns
-    /// whether the oldest packs had to go for that.
+    /// Adds a pack. If another pack has the same entry, that one stays in use, unless the new pack is this process's
+    /// own. Returns whether the oldest packs had to go for that.
     pub(crate) fn add(
         &mut self,
         name: PackName,
@@ -136,7 +136,7 @@ impl Catalog {
                 offset,
                 sums,
             };
-            // The cache counts on what it was told: another engine may have computed other bits.
+            // The cache relies on the checksums it got before, and another engine may have computed other bits.
             if !own && self.entries.contains(&entry) {
                 self.spare.insert(entry, spot);
                 continue;
@@ -149,7 +149,7 @@ impl Catalog {
         self.shrink(classes)
     }
 
-    /// Forgets the oldest packs that there is no room for. Returns whether it had to.
+    /// Forgets the oldest packs if there are too many entries. Returns whether that was so.
     fn shrink(&mut self, classes: &[EntrySize]) -> bool {
         let full = self.records > self.most;
         while self.records > self.most
@@ -161,14 +161,14 @@ impl Catalog {
         full
     }
 
-    /// Removes the entry that a pack has.
+    /// Removes an entry, if its place is in this pack; with `None`, wherever it is.
     pub(crate) fn remove(&mut self, name: &Name, pack: Option<PackId>, classes: &[EntrySize]) {
         let known = self.entries.get(name);
         if known.is_some_and(|spot| pack.is_none_or(|pack| pack == spot.pack))
             && let Some(spot) = self.entries.remove(name)
         {
             self.bytes -= classes[spot.class].bytes;
-            // Another pack may have it.
+            // Another pack may have the entry, too.
             if let Some(spot) = self.spare.remove(name) {
                 self.bytes += classes[spot.class].bytes;
                 self.entries.insert(*name, spot);
@@ -176,7 +176,7 @@ impl Catalog {
         }
     }
 
-    /// A pack is gone, or no longer refused.
+    /// Removes a pack that is gone from the packs, or from those that are refused.
     pub(crate) fn remove_pack(&mut self, id: PackId, classes: &[EntrySize]) {
         self.refused.remove(&id);
         let Some(pack) = self.packs.remove(&id) else {
@@ -191,12 +191,12 @@ impl Catalog {
         }
     }
 
-    /// Notes that a writer has taken back its packs: none is added any more. False if that was known.
+    /// Notes that a writer has taken back its packs, so that none is added any more. False if that was known.
     pub(crate) fn take_back(&mut self, writer: u64) -> bool {
         self.gone.insert(writer)
     }
 
-    /// Some packs that are taken in or refused, in order, from behind that one on; none at the end.
+    /// The next known or refused packs after `last`, in order. Empty at the end.
     pub(crate) fn after(&self, last: Option<PackId>) -> Vec<PackId> {
         let from = (last.map_or(Unbounded, Excluded), Unbounded);
         let packs = self.packs.range(from).map(|(&id, _)| id).take(PART);

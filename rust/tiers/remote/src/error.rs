@@ -1,4 +1,4 @@
-//! Errors of the store's client, without what may be a secret.
+//! Errors of the store's client, with possible secrets left out.
 
 use std::error::Error as StdError;
 use std::fmt::{self, Display, Formatter};
@@ -6,7 +6,7 @@ use std::io;
 
 /// An error of the store's client, in words for an operator.
 ///
-/// The client's own error may hold credentials, in URLs and answers of servers, so it is not kept as the source.
+/// The client's own error is not kept as the source, since URLs and servers' answers in it may have credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreError {
     kind: StoreErrorKind,
@@ -19,7 +19,7 @@ pub struct StoreError {
 pub enum StoreErrorKind {
     /// There is no such object.
     NotFound,
-    /// The store refuses the credentials, or they do not suffice.
+    /// The store refuses the credentials, or they don't allow the call.
     Refused,
     /// A call of the file system failed.
     File(io::ErrorKind),
@@ -28,7 +28,7 @@ pub enum StoreErrorKind {
 }
 
 impl StoreError {
-    /// An error of the client, without secrets.
+    /// Converts an error of the client and leaves secrets out.
     pub(crate) fn of(error: &object_store::Error) -> Self {
         use object_store::Error::{NotFound, PermissionDenied, Unauthenticated};
         let kind = match error {
@@ -57,7 +57,7 @@ impl Display for StoreError {
 
 impl StdError for StoreError {}
 
-/// The kind of the error of a file behind an error, if there is one.
+/// The kind of the file system's error that caused this error, if there is one.
 fn file_error(error: &object_store::Error) -> Option<io::ErrorKind> {
     let mut cause = error.source();
     while let Some(known) = cause {
@@ -69,12 +69,12 @@ fn file_error(error: &object_store::Error) -> Option<io::ErrorKind> {
     None
 }
 
-/// Names of the environment whose values may be secrets.
+/// Prefixes of environment variables whose values may be secrets.
 const SECRETS: [&str; 3] = ["AWS_", "AZURE_", "GOOGLE_"];
-/// Shorter values are words that texts have anyway.
+/// Least length of a secret. Shorter values are common words.
 const LEAST_SECRET: usize = 8;
 
-/// The text of an error with advice, without secrets: queries and users of URLs and values of the environment are
+/// The text of an error, with advice and without secrets: queries and users in URLs and values of the environment are
 /// left out.
 fn plain(error: &object_store::Error) -> String {
     use object_store::Error::{PermissionDenied, Unauthenticated};
@@ -98,7 +98,7 @@ fn plain(error: &object_store::Error) -> String {
     text
 }
 
-/// Answers of servers to credentials that are wrong or do not suffice.
+/// Parts of servers' answers to credentials that are wrong or don't allow the call.
 const REFUSALS: [&str; 6] = [
     "AccessDenied",
     "InvalidAccessKeyId",
@@ -107,21 +107,21 @@ const REFUSALS: [&str; 6] = [
     "403 Forbidden",
     "401 Unauthorized",
 ];
-/// Where clients ask for the credentials of the machine.
+/// Parts of addresses at which clients ask for the machine's credentials.
 const MACHINES: [&str; 3] = ["169.254.", "/latest/api/token", "metadata.google"];
 
 fn without_secrets(error: &object_store::Error) -> String {
     let mut told = error.to_string();
     let mut cause = error.source();
     while let Some(known) = cause {
-        // Clients say that sending has failed, and leave it to their causes why.
+        // Clients only say that sending has failed. The reason is in their causes.
         let why = known.to_string();
         if !told.contains(&why) {
             told = format!("{told}: {why}");
         }
         cause = known.source();
     }
-    // A server's answer may repeat what it was sent: its code is enough.
+    // A server's answer may repeat the request, so only its code is kept.
     let (told, answer) = told.split_once('<').unwrap_or((&told, ""));
     let code = answer
         .split_once("<Code>")
@@ -144,7 +144,7 @@ fn without_secrets(error: &object_store::Error) -> String {
     text
 }
 
-/// Names and values in the environment that may be secret.
+/// Names and values of environment variables that may be secret.
 pub(crate) fn secrets() -> impl Iterator<Item = (String, String)> {
     let is_secret = |name: &str| {
         let name = name.to_ascii_uppercase();
@@ -159,7 +159,7 @@ pub(crate) fn secrets() -> impl Iterator<Item = (String, String)> {
     })
 }
 
-/// A text without the names and passwords of the URLs in it.
+/// Removes names and passwords from the URLs in a text.
 fn without_users(text: &str) -> String {
     let mut parts = text.split("://");
     let mut told = parts.next().unwrap_or_default().to_owned();

@@ -1,4 +1,4 @@
-//! Reads: entries that are wanted together and lie near each other come by one request.
+//! Reads. One request fetches entries that are wanted together and lie near each other.
 
 use std::io::ErrorKind;
 use std::ops::Range;
@@ -22,14 +22,14 @@ use crate::place::of_a_file;
 use crate::shared::{GONE, RemoteShared, left_of};
 use crate::stats::RemoteFailure;
 
-/// How long a read waits for others: the cache begins all reads of a hit in a row.
+/// How long a read waits for others, since the cache begins all reads of a hit in a row.
 const GATHERING: Duration = Duration::from_micros(500);
-/// Most bytes between two entries that one request reads along with them.
+/// Most unwanted bytes between two entries that one request reads.
 const MOST_GAP: u64 = 64 << 10;
-/// Size that a request should have, in bytes; several run side by side.
+/// Most bytes of a request for several entries. Several requests run at a time.
 const RUN_BYTES: u64 = 8 << 20;
 
-/// Reads that run beside each other.
+/// Reads that run at the same time.
 struct ReadBatch {
     begun: Instant,
     asked: u64,
@@ -38,7 +38,7 @@ struct ReadBatch {
     failed: AtomicUsize,
 }
 
-/// Runs until the store is closed.
+/// Serves reads until the store is closed.
 pub(crate) async fn serve(shared: Arc<RemoteShared>, mut queue: UnboundedReceiver<Fetch>) {
     let permits = Arc::new(Semaphore::new(shared.options.requests));
     while let Some(first) = queue.recv().await {
@@ -82,7 +82,7 @@ pub(crate) async fn serve(shared: Arc<RemoteShared>, mut queue: UnboundedReceive
     }
 }
 
-/// Entries of one pack that lie near each other, in order.
+/// Groups reads into runs: entries of one pack that lie near each other, in order.
 fn runs(mut fetches: Vec<Fetch>) -> Vec<Vec<Fetch>> {
     fetches.sort_by_key(|fetch| (fetch.spot.pack, fetch.spot.offset));
     let mut runs: Vec<Vec<Fetch>> = Vec::new();
@@ -90,7 +90,7 @@ fn runs(mut fetches: Vec<Fetch>) -> Vec<Vec<Fetch>> {
         let near = runs.last().is_some_and(|run| {
             let (first, last) = (&run[0], &run[run.len() - 1]);
             let end = last.spot.offset + last.bytes;
-            // Those of one pack are in the order of their offsets.
+            // Within a pack, reads are sorted by offset.
             first.spot.pack == fetch.spot.pack
                 && fetch.spot.offset <= end + MOST_GAP
                 && fetch.spot.offset + fetch.bytes - first.spot.offset <= RUN_BYTES
@@ -103,16 +103,16 @@ fn runs(mut fetches: Vec<Fetch>) -> Vec<Vec<Fetch>> {
     runs
 }
 
-/// What a request has measured of the store's speed.
+/// The outcome of a request, as a measurement of the store's speed.
 enum ReadOutcome {
     Whole,
-    /// The store is at most this fast.
+    /// The request took too long, so the store is at most this fast.
     Slow,
-    /// Nothing.
+    /// The request failed and measured nothing.
     Failed,
 }
 
-/// Reads a run and ends its copies.
+/// Reads a run of entries and ends their copies.
 async fn fetch(shared: &Arc<RemoteShared>, permits: &Semaphore, run: Vec<Fetch>) -> ReadOutcome {
     let begun = run.iter().map(|fetch| fetch.begun).min();
     let limit = left_of(begun.unwrap_or_else(Instant::now), shared.options.deadline);
@@ -197,12 +197,12 @@ async fn fetch(shared: &Arc<RemoteShared>, permits: &Semaphore, run: Vec<Fetch>)
     }
 }
 
-/// The result of a request.
+/// The bytes that a request brought.
 enum Got {
     Bytes(Bytes),
-    /// The checksums of entries that are in their slots.
+    /// The entries are in their slots already; these are their checksums.
     Copied(Vec<Vec<u64>>),
-    /// Fewer bytes than there should be.
+    /// There were fewer bytes than expected.
     Short,
 }
 
@@ -242,7 +242,7 @@ async fn read(
     }
 }
 
-/// Copies an entry out of what was read into its slots. Returns the checksums of the bytes.
+/// Copies an entry from the bytes that were read into its slots. Returns the checksums.
 fn copy(shared: &RemoteShared, fetch: &Fetch, start: u64, bytes: &[u8]) -> Vec<u64> {
     let at = (fetch.spot.offset - start) as usize;
     let shard = shared.classes[fetch.spot.class].shard_bytes;
@@ -255,7 +255,7 @@ fn copy(shared: &RemoteShared, fetch: &Fetch, start: u64, bytes: &[u8]) -> Vec<u
     shards.enumerate().map(take).collect()
 }
 
-/// Ends the read of an entry that is in its slots.
+/// Ends the read of an entry whose bytes are in its slots.
 fn take(shared: &RemoteShared, fetch: &Fetch, sums: Vec<u64>) {
     if sums == *fetch.spot.sums {
         shared.ledger.count(|counts| {
@@ -269,7 +269,7 @@ fn take(shared: &RemoteShared, fetch: &Fetch, sums: Vec<u64>) {
         let mut state = lock(&shared.state);
         state.catalog.remove(&fetch.name, pack, &shared.classes);
         drop(state);
-        // A failed read says nothing of what hangs from the entry.
+        // Entries that hang from this one may still be right.
         shared.fail(fetch.copy.id, RemoteFailure::Checksum, what);
     }
 }

@@ -1,8 +1,9 @@
-//! Packs in a directory: bytes go between files and slots a piece at a time, so that a piece stays in the
-//! processor's caches while it is hashed and moves.
+//! Packs in a directory. Bytes move between files and slots in pieces that fit into the processor's caches while they
+//! are hashed and copied.
 //!
-//! A file system may hang. Whoever waits no longer stops the copy, and nothing writes its slots afterwards: a read
-//! that hangs does so with memory of its own. A write may go on to read them, and then there is no pack.
+//! A file system may hang. When the caller stops waiting, the copy is stopped, and nothing writes its slots
+//! afterwards: a read that hangs uses memory of its own. A write that hangs may still read the slots, but then no
+//! pack results.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom, Write as _};
@@ -19,11 +20,11 @@ use tokio::sync::mpsc::{Sender, channel};
 use crate::lock;
 use crate::shared::RemoteShared;
 
-/// Bytes that are read or written at a time.
+/// Number of bytes that are read or written at a time.
 const PIECE: usize = 16 * TILE_BYTES;
-/// Names that a listing is ahead of who reads it.
+/// Most names that a listing has read ahead.
 const LISTED: usize = 1024;
-/// Text about a file that has left since its name was listed.
+/// Kinds of errors for a file that was removed after its name was listed.
 const HAS_LEFT: [ErrorKind; 2] = [ErrorKind::NotFound, ErrorKind::StaleNetworkFileHandle];
 
 /// A part of a pack.
@@ -38,7 +39,7 @@ pub(crate) struct FilePart {
     pub(crate) sums: Arc<[u64]>,
 }
 
-/// Whether the slots are still the copy's. Whoever touches them holds it.
+/// Whether a copy was stopped. The lock is held while its slots are touched.
 #[derive(Debug, Clone, Default)]
 struct Stopped(Arc<Mutex<bool>>);
 
@@ -52,7 +53,7 @@ impl Stopped {
     }
 }
 
-/// Stops what runs when it is dropped.
+/// Stops a copy on drop.
 struct Stops(Stopped);
 
 impl Drop for Stops {
@@ -61,7 +62,7 @@ impl Drop for Stops {
     }
 }
 
-/// Reads parts into their slots. Returns the checksums of what was read.
+/// Reads parts of a file into their slots. Returns the checksums of the bytes.
 ///
 /// # Errors
 /// [`ErrorKind::UnexpectedEof`] if the file ends before.
@@ -74,8 +75,8 @@ pub(crate) async fn read(
     in_a_thread(move |stopped| read_parts(&shared, File::open(path)?, &parts, stopped)).await
 }
 
-/// Writes a pack that begins with `head`. `Some`: the slots of that part have other bytes than they should, or are no
-/// longer the copy's, and there is no pack.
+/// Writes a pack that begins with `head`. If the slots of a part have wrong bytes or were given up, makes no pack,
+/// and returns that part's index.
 pub(crate) async fn write(
     shared: &Arc<RemoteShared>,
     path: PathBuf,
@@ -84,7 +85,7 @@ pub(crate) async fn write(
 ) -> io::Result<Option<usize>> {
     let shared = Arc::clone(shared);
     in_a_thread(move |stopped| {
-        // The client's name for what is not whole: no listing has it.
+        // The client uses such names for files that are not whole, and listings leave them out.
         let mut staged = path.clone().into_os_string();
         staged.push("#1");
         let staged = PathBuf::from(staged);
@@ -93,7 +94,7 @@ pub(crate) async fn write(
             if wrong.is_some() {
                 return Ok(wrong);
             }
-            file.sync_all()?; // A share may say only now that it is full.
+            file.sync_all()?; // A shared file system may report only now that it is full.
             given_up(&shared, &parts, stopped)
         });
         let done = match written {
@@ -101,7 +102,7 @@ pub(crate) async fn write(
             other => other,
         };
         if !matches!(done, Ok(None)) {
-            let _ = fs::remove_file(&staged); // What is left is in nobody's way.
+            let _ = fs::remove_file(&staged); // A file that remains does no harm.
         }
         done
     })
@@ -113,7 +114,7 @@ pub(crate) async fn mark(path: PathBuf) -> io::Result<()> {
     in_a_thread(move |_| create(&path).map(drop)).await
 }
 
-/// The files of a folder whose names are wanted, with their bytes. Whatever else lies there is left alone.
+/// Lists the files of a folder whose names are wanted, with their lengths in bytes. Other files are left out.
 pub(crate) fn list(
     folder: PathBuf,
     is_wanted: impl Fn(&str) -> bool + Send + 'static,
@@ -153,7 +154,7 @@ fn list_into(
             file => file?,
         };
         if file.is_file() && sender.blocking_send(Ok((name, file.len()))).is_err() {
-            return Ok(()); // Nobody waits any more.
+            return Ok(()); // The reader of the list has gone.
         }
     }
     Ok(())
@@ -231,8 +232,8 @@ fn write_parts(
     Ok(None)
 }
 
-/// The first part whose slots are no longer the copy's. Where there is none, what was written is what was hashed: nobody
-/// else could write the slots up to now.
+/// The first part whose slots were given up. If there is none, the bytes in the file are those that were hashed,
+/// since nobody else could write the slots until now.
 fn given_up(
     shared: &RemoteShared,
     parts: &[FilePart],
@@ -242,8 +243,8 @@ fn given_up(
     Ok(parts.iter().position(|part| !shared.has_slots(part.copy)))
 }
 
-/// A new file. Its folders below the store's directory are made if they are missing, not the directory itself: a share
-/// that is not mounted has none.
+/// Makes a new file. Missing folders below the store's directory are made, but not the directory itself, which is
+/// missing when a share is not mounted.
 fn create(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true);

@@ -1,33 +1,33 @@
-//! How old the catalog is, and who waits for a listing.
+//! The age of the catalog, and whether lookups wait for a listing.
 
 use std::time::{Duration, Instant};
 
-/// How long the result of a listing is kept for a lookup that asked for it.
+/// How long a listing counts as new for the lookup that asked for it.
 const KEPT: Duration = Duration::from_secs(5);
 
-/// The age of the catalog, and the listing that makes it new.
+/// The age of the catalog, and the listing that renews it.
 #[derive(Debug, Default)]
 pub(crate) struct Freshness {
-    /// When the running listing has begun.
+    /// When the running listing began.
     running: Option<Instant>,
-    /// Whether a lookup waits for it.
+    /// Whether a lookup waits for the listing.
     asked: bool,
     ended: Option<Instant>,
-    /// When somebody first looked at what the last listing has found.
+    /// When a lookup first used the result of the last listing.
     looked: Option<Instant>,
     whole: Option<Instant>,
-    /// When the last listing that worked began, in milliseconds since 1970.
+    /// When the last successful listing began, in milliseconds since 1970.
     listed_at: u64,
 }
 
-/// Whether an entry that the catalog lacks is missing in the store.
+/// Whether an entry that the catalog lacks is missing in the store, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FreshnessAnswer {
     /// The entry is not in the store.
     Fresh,
-    /// A listing that runs will tell.
+    /// A listing that runs now will tell.
     Wait,
-    /// The caller is to begin a listing, which will tell.
+    /// The caller shall begin a listing, which will tell.
     Begin,
 }
 
@@ -35,7 +35,7 @@ impl Freshness {
     /// The answer for a lookup of an entry that the catalog lacks.
     pub(crate) fn ask(&mut self, refresh: Duration, limit: Duration) -> FreshnessAnswer {
         if self.running.is_some_and(|begun| begun.elapsed() >= limit) {
-            return FreshnessAnswer::Fresh; // What is known counts meanwhile.
+            return FreshnessAnswer::Fresh; // A slow listing is not waited for.
         }
         let fresh = match (self.ended, self.looked) {
             (Some(_), Some(looked)) => looked.elapsed() < refresh,
@@ -49,14 +49,14 @@ impl Freshness {
         self.begin(true)
     }
 
-    /// Whether a listing that begins now is of everything, and when the last one that worked began, in milliseconds
-    /// since 1970; 0 before.
+    /// Whether a listing that begins now shall list everything, and when the last successful one began, in
+    /// milliseconds since 1970; 0 if there was none.
     pub(crate) fn next(&self, every: Duration) -> (bool, u64) {
         let whole = self.whole.is_none_or(|at| at.elapsed() >= every);
         (whole, self.listed_at)
     }
 
-    /// A listing that began at this time has worked.
+    /// Notes that the listing that began at this time was successful.
     pub(crate) const fn worked(&mut self, began: u64, whole: Option<Instant>) {
         self.listed_at = began;
         if whole.is_some() {
@@ -64,12 +64,12 @@ impl Freshness {
         }
     }
 
-    /// Whether the last listing ended so long ago.
+    /// Whether the last listing ended at least `age` ago.
     pub(crate) fn is_older_than(&self, age: Duration) -> bool {
         self.ended.is_some_and(|ended| ended.elapsed() >= age)
     }
 
-    /// A listing has ended.
+    /// Notes that the listing has ended.
     pub(crate) fn end(&mut self) {
         (self.running, self.ended, self.looked) = (None, Some(Instant::now()), None);
     }

@@ -1,4 +1,4 @@
-//! The handle of a remote store, for its owner: the cache has the tier itself.
+//! The handle of a remote store, for the owner of the cache, since the cache takes the tier.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,20 +18,20 @@ use crate::stats::{RemoteFailure, RemoteStats};
 use crate::{fetch, lock, upload};
 
 const NAP: Duration = Duration::from_millis(2);
-/// Threads that hash, copy and talk to the store.
+/// Number of threads that hash, copy and talk to the store.
 const THREADS: usize = 4;
 
-/// Connects a remote store and counts what it does. It may outlive the store.
+/// Connects a remote store, and reads its counts and notes. A handle may outlive the tier.
 #[derive(Debug, Clone)]
 pub struct RemoteHandle(pub(crate) Arc<RemoteShared>);
 
 impl RemoteHandle {
-    /// Begins to use the store for an identity, over the arena that the cache's slots lie in. Before that it finds
-    /// nothing and takes nothing. `identity` names everything that the bytes depend on. A store that does not
-    /// answer is no error: it is tried again.
+    /// Begins to use the store for an identity, with the arena of the cache's slots. Before that the tier finds
+    /// nothing and takes nothing. `identity` is a digest of everything that the bytes depend on. A store that does
+    /// not answer is no error: it is tried again.
     ///
     /// # Errors
-    /// [`Error::Remote`] if threads can't be started, and at the second call; [`Error::Arena`] if the arena lacks a
+    /// [`Error::Remote`] if threads can't be started, and on a second call; [`Error::Arena`] if the arena lacks a
     /// plane; [`Error::InvalidArgument`] for slots of another size.
     pub fn connect(&self, arena: &Arena, identity: &Identity) -> Result<()> {
         let shared = &self.0;
@@ -72,7 +72,7 @@ impl RemoteHandle {
         Ok(())
     }
 
-    /// Writes down what the identity was made from, for people: nothing reads it to find entries.
+    /// Writes a description of what the identity was made from, for people; lookups don't read it.
     pub fn describe(&self, about: &str) {
         let Some(connection) = self.0.connection.get() else {
             return;
@@ -94,13 +94,13 @@ impl RemoteHandle {
         }));
     }
 
-    /// Counts at this moment.
+    /// The store's counts at this moment.
     #[must_use]
     pub fn stats(&self) -> RemoteStats {
         self.0.stats()
     }
 
-    /// Notes for an operator since the last call: a line for the first failure of each kind, among others.
+    /// Takes the notes for an operator since the last call, such as a line for the first failure of each kind.
     #[must_use]
     pub fn take_notes(&self) -> Vec<String> {
         self.0.ledger.take_notes()
@@ -118,14 +118,14 @@ impl RemoteHandle {
         })
     }
 
-    /// Ends the copies and the tasks. The cache may live on; it finds nothing here, and nothing is written. The
-    /// second call does nothing.
+    /// Ends the copies and the tasks. The cache may live on: it finds nothing here, and writes nothing. A second call
+    /// does nothing.
     pub fn close(&self) {
         close(&self.0);
     }
 }
 
-/// Ends the copies and the tasks. The second call does nothing.
+/// Ends the copies and the tasks. A second call does nothing.
 pub(crate) fn close(shared: &RemoteShared) {
     if !shared.is_inherited() {
         shared.leave_slots();

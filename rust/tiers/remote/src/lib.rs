@@ -1,12 +1,12 @@
 //! A tier below the host that engines on many machines share: an object store, or a shared file system.
 //!
-//! Entries travel in *packs*: immutable objects with a table of their entries in front. A pack is there as a
-//! whole or not at all, and its name says when it was made, so that a listing from a point in time finds the new
-//! ones. Each engine keeps the tables of all packs of its identity in memory, its *catalog*, and lists the store
-//! again when a lookup finds the catalog old: a miss costs no round trip per block.
+//! Entries travel in *packs*: immutable objects that begin with a table of their entries. A pack is in the store as a
+//! whole or not at all. Its name has the time when it was made, so a listing from some time on finds the new packs.
+//! Each engine has a *catalog* in memory: the tables of all packs of its identity. When a lookup finds the catalog
+//! old, the engine lists the store again. So a miss costs no round trip per block.
 //!
-//! Nothing that the store says is believed: a pack counts only if its table is whole and names the pack and the
-//! identity, and an entry is shown to nobody before its bytes had the checksums of the table.
+//! The engine does not trust the store: a pack counts only if its table is whole and names the pack and the identity,
+//! and an entry is published only if its bytes have the checksums in the table.
 
 mod catalog;
 mod error;

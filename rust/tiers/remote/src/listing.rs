@@ -1,4 +1,4 @@
-//! Listings of the store, which find packs of others. One begins when a lookup finds the catalog old.
+//! Listings of the store, which find packs of other engines. A listing begins when a lookup finds the catalog old.
 
 use std::collections::BTreeMap;
 use std::future::ready;
@@ -19,16 +19,16 @@ use crate::shared::{GONE, PANICKED, RemoteConnection, RemoteShared, now};
 use crate::stats::RemoteFailure;
 use crate::{files, lock};
 
-/// A whole listing may miss what was made so few milliseconds before it began.
+/// A listing of everything may miss packs that were made less than this many milliseconds before it began.
 const MARGIN: u64 = 60_000;
 
-/// A listing of more names, for each entry of the catalog, is believed to have no end.
+/// Most names in a listing, per entry of the catalog. A longer listing counts as endless.
 const MOST_LISTED: usize = 16;
 
 const LATE: &str = "expected to find packs and resets within seconds, found one by a listing of everything alone: the clocks \
                     of all engines must agree to half a minute";
 
-/// A listing that runs, for as long as its task does.
+/// A listing that runs while its task does.
 struct RunningListing<'a> {
     shared: &'a RemoteShared,
     ended: bool,
@@ -59,9 +59,9 @@ pub(crate) async fn list(shared: Arc<RemoteShared>) {
 async fn refresh(shared: &RemoteShared, connection: &RemoteConnection) {
     let (begun, began) = (Instant::now(), now());
     let (whole, listed_at) = lock(&shared.state).freshness.next(shared.options.whole);
-    // A name has the time, by its writer's clock, at which the pack's upload began, and the pack is there
-    // `write_limit` later at most, or never. So what the last listing did not find has a name from here on, as far
-    // as clocks differ by no more than `skew`. What is further behind is found by the next whole listing.
+    // A name has the time when the pack's upload began, by the writer's clock. The pack is there after `write_limit`
+    // at most, or never. So packs that the last listing did not find have names from here on, if clocks differ by no
+    // more than `skew`. The next listing of everything finds the others.
     let limit = shared.options.write_limit.as_millis() as u64;
     let skew = shared.options.skew.as_millis() as u64;
     let from = listed_at.min(began).saturating_sub(limit + skew);
@@ -83,7 +83,7 @@ async fn refresh(shared: &RemoteShared, connection: &RemoteConnection) {
     state.freshness.worked(began, whole.then_some(begun));
 }
 
-/// Removes packs from the catalog, a few at a time, so that nobody waits long for the lock.
+/// Removes packs from the catalog, a few at a time, so that no thread waits long for the lock.
 fn forget(shared: &RemoteShared, is_gone: impl Fn(PackId) -> bool) {
     let mut last = None;
     loop {
@@ -99,8 +99,8 @@ fn forget(shared: &RemoteShared, is_gone: impl Fn(PackId) -> bool) {
     }
 }
 
-/// The packs that there are, with the bytes of their objects, the newest ones if they are many. `None` if the store
-/// doesn't say. Signs from before `late` should have been listed earlier.
+/// Lists the packs in the store, or the newest ones if there are many, with the bytes of their objects. `None` if the
+/// listing fails. Reports signs from before `late`, which should have been found earlier.
 async fn names(
     shared: &RemoteShared,
     connection: &RemoteConnection,
@@ -149,7 +149,7 @@ async fn names(
     Some(names.into_values().collect())
 }
 
-/// Names of objects, with their bytes: all of them, or those from a time on.
+/// Names and bytes of all objects, or of those made since a time.
 fn objects(
     shared: &RemoteShared,
     connection: &RemoteConnection,
@@ -183,7 +183,7 @@ fn objects(
     named.boxed()
 }
 
-/// Takes note of an object.
+/// Handles the name of an object: the sign of a writer, or a pack.
 fn sort(
     shared: &RemoteShared,
     name: &str,
@@ -204,7 +204,7 @@ fn sort(
     }
 }
 
-/// Reads the tables of the packs that are new, the newest first. Those from before `late` should have been listed
+/// Reads the tables of new packs, the newest first. Reports packs from before `late`, which should have been found
 /// earlier.
 async fn learn(
     shared: &RemoteShared,
@@ -228,7 +228,7 @@ async fn learn(
     if new.is_empty() {
         let mut state = lock(&shared.state);
         if state.reads.is_open() {
-            // Something to read, to find out whether that works again.
+            // Reads the newest table, to find out whether reads work again.
             new.extend(names.last());
             if names.is_empty() {
                 state.reads.worked();
@@ -258,7 +258,7 @@ async fn learn(
             shared.is_full();
         }
         if stops {
-            break; // The others are read when it answers.
+            break; // The other tables are read when the store answers again.
         }
     }
     drop(tables);
@@ -267,7 +267,7 @@ async fn learn(
 
 enum TableOutcome {
     Table(PackTable),
-    /// It is no pack, and never will be.
+    /// The object is no pack, and never will be.
     Refused,
     /// The pack is gone, though it was listed.
     Gone,
@@ -285,7 +285,7 @@ async fn table(
 ) -> TableOutcome {
     let wanted = {
         let state = lock(&shared.state);
-        // What is not may still say whether reads work again.
+        // Reading a table that is not wanted shows whether reads work again.
         state.catalog.wants(name.id) || state.reads.is_open()
     };
     if !wanted {

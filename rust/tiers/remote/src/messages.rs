@@ -1,4 +1,4 @@
-//! Messages to the tasks that read and write.
+//! Messages to the tasks that read and write packs.
 
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -9,13 +9,14 @@ use hybrid_pages_tiers::Name;
 
 use crate::catalog::PackSpot;
 
-/// Told of copies that a task has let go of.
+/// The owner of copies, which is told when a task drops one.
 pub(crate) trait CopyOwner: Send + Sync {
-    /// A task has let go of a copy. If that has not ended, it has failed.
+    /// Notes that a task has dropped a copy. If the copy has not ended, it has failed.
     fn let_go(&self, copy: CopyId);
 }
 
-/// A copy that a task has to end before it lets go of it, as it does in a panic.
+/// A copy that a task has begun. If the task drops this before the end of the copy, such as in a panic, the copy
+/// fails.
 #[derive(Debug)]
 pub(crate) struct Begun {
     pub(crate) id: CopyId,
@@ -50,9 +51,9 @@ pub(crate) struct Fetch {
 /// A message to the task that makes packs.
 #[derive(Debug)]
 pub(crate) enum Upload {
-    /// Write an entry.
+    /// Writes an entry.
     Entry(EntryWrite),
-    /// Write the pack now, without waiting for further entries.
+    /// Writes the pack now, without waiting for further entries.
     Flush,
 }
 

@@ -6,29 +6,30 @@ use hybrid_pages::error::{Error, Result};
 
 use crate::place::RemotePlace;
 
-/// The longest deadline, pause and limit of a write: no clock overflows, though a pause doubles.
+/// The longest deadline, first pause and write limit. It keeps clocks from overflow when a pause doubles.
 const MOST_TIME: Duration = Duration::from_secs(24 * 3600);
-/// The longest of the others: a year.
+/// The longest value of other durations: a year.
 const MOST_AGE: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Which entries are read from a store and written to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Admit {
-    /// By expected saving: what is faster to compute is not read, and what only one request has used is not written.
+    /// Entries that are worth it: those that are faster to read than to compute, and those that a second request has
+    /// used.
     #[default]
     Auto,
-    /// Everything.
+    /// All entries.
     All,
 }
 
 impl Admit {
-    /// Names of all kinds.
+    /// The names of both choices.
     pub const NAMES: [&str; 2] = ["auto", "all"];
 
-    /// The kind of that name.
+    /// The choice with this name.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for any other.
+    /// [`Error::InvalidArgument`] for any other name.
     pub fn by_name(name: &str) -> Result<Self> {
         match name {
             "auto" => Ok(Self::Auto),
@@ -46,29 +47,30 @@ impl Admit {
 pub struct RemoteOptions {
     /// The place of the store.
     pub place: RemotePlace,
-    /// Time limit of a read, and of a question what the store has.
+    /// Time limit of a read, and of a listing that a lookup waits for.
     pub deadline: Duration,
     /// Which entries are read and written.
     pub admit: Admit,
-    /// Bytes of slots that may wait to be written; what is offered beyond that is declined.
+    /// Bytes of slots that may wait to be written. Entries beyond that are declined.
     pub queue_bytes: u64,
-    /// Size that a pack should have, in bytes of payload. Larger entries have a pack each.
+    /// Wanted size of a pack, in bytes of payload. Each larger entry has a pack of its own.
     pub pack_bytes: u64,
-    /// How long an entry waits for others of its pack.
+    /// How long an entry waits for others to share a pack with.
     pub pack_age: Duration,
-    /// How old the knowledge of others' packs may be when a lookup misses.
+    /// The age from which on the catalog counts as old when a lookup misses.
     pub refresh: Duration,
-    /// Most requests to the store at a time, in each direction.
+    /// Most requests to the store at a time, for reads and for writes.
     pub requests: usize,
-    /// The first pause before the store is tried again after failures; it doubles up to 64 times.
+    /// The first pause before the store is tried again after failures. Pauses double, up to 64 times the first.
     pub retry: Duration,
     /// Time limit of a write.
     pub write_limit: Duration,
-    /// Most that the clocks of engines may differ. If they differ more, entries of others are found later.
+    /// The most by which clocks of engines may differ. If they differ more, entries of others are found later.
     pub skew: Duration,
-    /// Time between two listings of everything, which find packs that are gone, and those of clocks that differ more.
+    /// Time between two listings of everything, which find out packs that are gone, and packs of engines whose clocks
+    /// differ more.
     pub whole: Duration,
-    /// Most entries in the catalog; beyond that it forgets the oldest packs.
+    /// Most entries in the catalog. Beyond that it forgets the oldest packs.
     pub most_entries: usize,
 }
 
@@ -93,7 +95,7 @@ impl RemoteOptions {
         }
     }
 
-    /// How long an entry is not found after its read has failed.
+    /// How long lookups don't find an entry after its read has failed.
     pub(crate) fn suspicion(&self) -> Duration {
         self.deadline.max(self.retry)
     }

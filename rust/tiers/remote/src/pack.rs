@@ -1,10 +1,10 @@
-//! The layout of a pack and of its name. `docs/remote-format.md` describes it byte by byte.
+//! The layout of a pack and of a pack's name. `docs/remote-format.md` describes both byte by byte.
 
 use std::fmt;
 
 use hybrid_pages_tiers::{EntrySize, Identity, Name};
 
-/// Version of everything below a remote URL. Packs of another version lie elsewhere and are left alone.
+/// Version of everything below a remote URL. Packs of another version have another folder and are left alone.
 pub const REMOTE_FORMAT_VERSION: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"HYBPPACK";
@@ -15,17 +15,17 @@ const SUFFIX: &str = ".pack";
 
 /// Most entries of a pack.
 pub(crate) const MOST_ENTRIES: usize = 4096;
-/// Most records of a table that is read.
+/// Most records of a table. Larger tables are not read.
 const MOST_RECORDS: usize = 16 * MOST_ENTRIES;
 
-/// Identifies a pack. Later packs have greater ids, as far as the clocks of their writers agree.
+/// The id of a pack. Later packs have greater ids if the clocks of their writers agree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct PackId {
-    /// Milliseconds since 1970 when it was made.
+    /// When the pack was made, in milliseconds since 1970.
     pub(crate) made: u64,
-    /// A random number of the process that made it.
+    /// A random number of the process that made the pack.
     pub(crate) writer: u64,
-    /// Counts the packs of that process.
+    /// The number of the pack among those of that process.
     pub(crate) number: u32,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct PackName {
     pub(crate) table_bytes: u64,
 }
 
-/// The first name that a pack of this time, in milliseconds since 1970, or of a later one can have.
+/// The first name that a pack made at `made` or later can have, in milliseconds since 1970.
 pub(crate) fn names_from(made: u64) -> String {
     format!("{made:012x}")
 }
@@ -57,7 +57,7 @@ impl fmt::Display for PackName {
 }
 
 impl PackName {
-    /// Reads the name of an object; `None` if it is not that of a pack.
+    /// Parses the name of an object; `None` if it is not the name of a pack.
     pub(crate) fn parse(name: &str) -> Option<Self> {
         let mut parts = name.strip_suffix(SUFFIX)?.split('-');
         let mut word = || u64::from_str_radix(parts.next()?, 16).ok();
@@ -70,19 +70,19 @@ impl PackName {
             },
             table_bytes,
         };
-        // One name for one pack: anything that reads alike but is written otherwise is none of ours.
+        // A pack has only one name. Another spelling of it is no pack's name.
         (found.to_string() == name).then_some(found)
     }
 }
 
-/// The name of the empty object that tells others that a writer has taken back all its packs.
+/// The name of a *sign*: an empty object that tells others that a writer has taken back all its packs.
 pub(crate) fn sign_of(made: u64, writer: u64) -> String {
     format!("{made:012x}-{writer:016x}{SIGN}")
 }
 
 const SIGN: &str = ".gone";
 
-/// Reads the name of an object that tells that a writer has taken back its packs: the time, and the writer.
+/// Parses the name of a sign. Returns the time when it was made, and the writer that has taken back its packs.
 pub(crate) fn taken_back(name: &str) -> Option<(u64, u64)> {
     let (made, writer) = name.strip_suffix(SIGN)?.split_once('-')?;
     let word = |text| u64::from_str_radix(text, 16).ok();
@@ -90,26 +90,26 @@ pub(crate) fn taken_back(name: &str) -> Option<(u64, u64)> {
     (sign_of(made, writer) == name).then_some((made, writer))
 }
 
-/// The place of an entry in a pack, as the table of the pack has it.
+/// A record of a pack's table: the place of an entry in the pack.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PackRecord {
     pub(crate) name: Name,
     pub(crate) class: usize,
-    /// Offset in the object. The shards follow one another, in the order of ranks.
+    /// Offset of the first shard in the object. The shards follow one another, in the order of ranks.
     pub(crate) offset: u64,
     /// Checksums of the shards, one per rank.
     pub(crate) sums: Box<[u64]>,
 }
 
-/// The table at the front of a pack: which entries it has, and where.
+/// The table at the front of a pack, with the place of each entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PackTable {
     pub(crate) records: Vec<PackRecord>,
-    /// Bytes of the object.
+    /// Total bytes of the object.
     pub(crate) object_bytes: u64,
 }
 
-/// Whether a table can have so many bytes.
+/// Whether a table can have this many bytes.
 pub(crate) const fn is_a_length(bytes: u64, ranks: usize) -> bool {
     let record = (RECORD_BYTES + 8 * ranks) as u64;
     match bytes.checked_sub(table_bytes(0, ranks)) {
@@ -118,13 +118,13 @@ pub(crate) const fn is_a_length(bytes: u64, ranks: usize) -> bool {
     }
 }
 
-/// Bytes of a table with so many entries.
+/// Bytes of a table of this many entries.
 pub(crate) const fn table_bytes(entries: usize, ranks: usize) -> u64 {
     (HEADER_BYTES + entries * (RECORD_BYTES + 8 * ranks) + CHECK_BYTES) as u64
 }
 
 impl PackTable {
-    /// The table of a pack with these entries, one after another.
+    /// Makes the table of a pack with these entries, one after another.
     pub(crate) fn of(entries: &[(Name, usize, &[u64])], classes: &[EntrySize]) -> Self {
         let ranks = entries.first().map_or(1, |(.., sums)| sums.len());
         let mut offset = table_bytes(entries.len(), ranks);
@@ -145,7 +145,7 @@ impl PackTable {
         }
     }
 
-    /// The bytes of the table.
+    /// Encodes the table.
     pub(crate) fn encode(&self, identity: &Identity, id: PackId) -> Vec<u8> {
         let ranks = self.records.first().map_or(1, |record| record.sums.len());
         let length = table_bytes(self.records.len(), ranks);
@@ -174,10 +174,11 @@ impl PackTable {
         bytes
     }
 
-    /// Reads the table at the front of an object of `object_bytes`, which must be the pack of that name and identity.
+    /// Decodes the table at the front of an object of `object_bytes`, which must be the pack with this name and
+    /// identity.
     ///
     /// # Errors
-    /// Says what was expected and found.
+    /// A text that says what was expected and found.
     pub(crate) fn decode(
         bytes: &[u8],
         identity: &Identity,

@@ -1,4 +1,4 @@
-//! Where a remote store is: a URL, and the client that goes there.
+//! The place of a remote store: a URL, and the client for it.
 
 use std::future::ready;
 use std::ops::Range;
@@ -32,13 +32,13 @@ pub struct RemotePlace {
 }
 
 impl RemotePlace {
-    /// The place of a URL: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX` or
-    /// `file:///DIRECTORY`. Clients take their settings and credentials from the environment, as `object_store`
-    /// reads it. Nothing is asked of the store. The directory is made if its parent is there.
+    /// Makes a place from a URL: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX` or
+    /// `file:///DIRECTORY`. Clients read settings and credentials from the environment, with the names of
+    /// `object_store`. The store is not contacted. The directory is made if its parent exists.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another URL, or one that has more than this in it;
-    /// [`Error::Remote`] if the client can't be made, or the directory.
+    /// [`Error::InvalidArgument`] for any other URL, or one with further parts; [`Error::Remote`] if the client or
+    /// the directory can't be made.
     pub fn of_url(text: &str) -> Result<Self> {
         let invalid = |what: &str| {
             Err(Error::InvalidArgument(format!(
@@ -81,7 +81,7 @@ impl RemotePlace {
         let Ok(prefix) = Path::from_url_path(url.path()) else {
             return invalid("'//' in the prefix, or a character that no name may have");
         };
-        // rustls is built without a default. Where the process has a provider already, that one serves as well.
+        // rustls is built without a default provider. If the process has one already, it is used.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let store: object_store::Result<Arc<dyn ObjectStore>> = match scheme {
             "s3" => {
@@ -147,7 +147,7 @@ impl RemotePlace {
         })
     }
 
-    /// A place below `prefix` in a store with a client of its own. `shown` names the place in logs.
+    /// A place below `prefix` in a store with the given client. `shown` is the name of the place in logs.
     #[must_use]
     pub fn of(store: Arc<dyn ObjectStore>, prefix: Path, shown: String) -> Self {
         Self {
@@ -164,7 +164,7 @@ impl RemotePlace {
         &self.store
     }
 
-    /// The bytes of an object in a range. If the answer is longer, only one piece too many is read.
+    /// Reads a range of an object's bytes. If the answer is longer, reading stops soon.
     pub(crate) async fn range(
         &self,
         path: &Path,
@@ -192,7 +192,7 @@ impl RemotePlace {
     }
 }
 
-/// Rejects what the client would panic about.
+/// Rejects settings at which the client would panic.
 fn check_s3(builder: &AmazonS3Builder) -> Result<()> {
     let value = |key| builder.get_config_value(&key);
     check_server("AWS_ENDPOINT_URL", value(AmazonS3ConfigKey::Endpoint))?;
@@ -242,7 +242,7 @@ fn make_directory(path: &FilePath) -> std::io::Result<()> {
     }
 }
 
-/// An error of a file as the client has it.
+/// Converts an error of the file system to the client's error.
 pub(crate) fn of_a_file(error: std::io::Error) -> object_store::Error {
     object_store::Error::Generic {
         store: "a directory",

@@ -1,4 +1,4 @@
-//! The remote store as a tier: calls of the cache become messages to tasks, and no call waits.
+//! The remote store as a tier. Calls of the cache become messages to tasks, and no call waits.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,10 +20,10 @@ use crate::options::{Admit, RemoteOptions};
 use crate::shared::{RemoteCopy, RemoteShared, refused};
 use crate::upload::take_back;
 
-/// An engine at work lists the store so often, also if it finds all that it looks for.
+/// A working engine lists the store after this time, even if its lookups find everything.
 const LOOKING: Duration = Duration::from_secs(30);
 
-/// A tier in a remote store. See the crate's documentation.
+/// A tier in a remote store. The crate's documentation describes it.
 pub struct Remote {
     room: Room,
     shared: Arc<RemoteShared>,
@@ -31,9 +31,9 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// A tier for the entries of a geometry in slots of that size. `policy` is an empty policy for this tier alone;
-    /// it says which entries this cache keeps track of, for the store has no bound that is known here. The store
-    /// is used from [`RemoteHandle::connect`] on.
+    /// Makes a tier for the entries of a geometry in slots of `slot_bytes`. `policy` is an empty policy for this tier
+    /// alone. It decides which entries the cache keeps track of, since the store's own limit is unknown. The store is
+    /// used from [`RemoteHandle::connect`] on.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](hybrid_pages::error::Error::InvalidArgument) for a setting out of range.
@@ -58,7 +58,7 @@ impl Remote {
         })
     }
 
-    /// A handle, which connects the tier and has its counts.
+    /// A handle that connects the tier and reads its counts.
     #[must_use]
     pub fn handle(&self) -> RemoteHandle {
         RemoteHandle(Arc::clone(&self.shared))
@@ -83,7 +83,7 @@ impl Remote {
             let mut state = lock(&self.shared.state);
             let used = !state.closed && !state.cleared;
             let tries = state.answers.may_try() | state.reads.may_try();
-            // Others may have taken back what this engine still finds.
+            // Other engines may have taken back packs that are still in the catalog.
             let old = !state.is_out() && state.freshness.is_older_than(LOOKING);
             let due = used && (tries || old);
             due && state.freshness.begin(false) == FreshnessAnswer::Begin
@@ -287,7 +287,7 @@ impl Below for Remote {
         state.speed.in_time(self.shared.options.deadline)
     }
 
-    /// Others may use it.
+    /// Undoes a write under way. An entry in the store stays, since others may use it.
     fn evict(&mut self, key: &EntryKey) {
         lock(&self.shared.state).writing.remove(&name_of(key));
     }
@@ -303,8 +303,8 @@ impl Below for Remote {
         lock(&self.shared.state).writing.remove(&name_of(key));
     }
 
-    /// The identity no longer says what this engine computes: nothing is shared any more, and what this process
-    /// has written is taken back.
+    /// Stops sharing, since the identity does not describe this engine's results any more, and takes back all packs
+    /// that this process has written.
     fn clear(&mut self) {
         let shared = &self.shared;
         if shared.is_inherited() {
@@ -324,7 +324,7 @@ impl Below for Remote {
         let own = state.removing.then(|| take_back(Arc::clone(shared)));
         drop(state);
         drop(connection.tasks.spawn(async move {
-            drop(known); // It may be large.
+            drop(known); // Dropped here, since it may be large.
             if let Some(own) = own {
                 own.await;
             }

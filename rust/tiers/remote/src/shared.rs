@@ -27,10 +27,10 @@ use crate::options::RemoteOptions;
 use crate::pack::{PackId, PackName, REMOTE_FORMAT_VERSION};
 use crate::stats::{RemoteFailure, RemoteStats};
 
-/// Entries whose read has failed, that are remembered at most.
+/// Most entries that are remembered because their read has failed.
 const MOST_SUSPECTS: usize = 1 << 20;
 
-/// The state that a remote store shares with its handles and tasks. No lock is held while the store is waited for.
+/// The state that a remote store shares with its handles and tasks. No lock is held during a wait for the store.
 #[derive(Debug)]
 pub(crate) struct RemoteShared {
     pub(crate) options: RemoteOptions,
@@ -40,27 +40,28 @@ pub(crate) struct RemoteShared {
     pub(crate) connection: OnceLock<RemoteConnection>,
     pub(crate) state: Mutex<RemoteState>,
     pub(crate) ended: CopyEnds,
-    /// Packs that were listed, with the bytes of their objects, and whose tables were not read yet. Only the listing
-    /// that runs uses it.
+    /// Listed packs whose tables were not read yet, with the bytes of their objects. Only the running listing uses
+    /// it.
     pub(crate) unread: Mutex<BTreeMap<PackId, (PackName, u64)>>,
-    /// Whether the slots are somebody else's by now. Whoever touches them holds this.
+    /// Whether all copies have given up their slots. A thread holds this lock while it touches slots.
     left: RwLock<bool>,
     runtime: Mutex<Option<Runtime>>,
     pub(crate) ledger: Ledger<RemoteStats>,
     panic: PanicFlag,
     process: Process,
-    /// Whether it was noted that the catalog is full.
+    /// Whether a note has said that the catalog is full.
     full: AtomicBool,
 }
 
-/// What the tasks need, from the time when the store is connected.
+/// The things that tasks need, once the store is connected.
 #[derive(Debug)]
 pub(crate) struct RemoteConnection {
     pub(crate) planes: Planes,
     pub(crate) identity: Identity,
-    /// A number that no other connection has: the system's, drawn here, for a process may be a copy of another.
+    /// A random number that no other connection has. It comes from the system now, since a process may be a copy of
+    /// another.
     pub(crate) writer: u64,
-    /// Where the packs are.
+    /// The folder of the packs.
     pub(crate) folder: Path,
     pub(crate) tasks: Handle,
     pub(crate) uploads: UnboundedSender<Upload>,
@@ -72,38 +73,38 @@ pub(crate) struct RemoteState {
     pub(crate) catalog: Catalog,
     pub(crate) freshness: Freshness,
     pub(crate) running: HashMap<CopyId, RemoteCopy>,
-    /// The newest write of a name; one that is undone is not in it.
+    /// The newest write of each name. Writes that were undone are not here.
     pub(crate) writing: HashMap<Name, CopyId>,
     /// Entries whose read has failed, with the time from which they may be found again.
     pub(crate) suspects: Recent<Instant>,
-    /// Packs of this process, for when they have to be taken back.
+    /// Packs that this process has written, in case they must be taken back.
     pub(crate) own: Vec<PackName>,
-    /// This process has begun to write: others may have packs of it.
+    /// Whether this process has begun to write, so that others may have its packs.
     pub(crate) writes_begun: bool,
-    /// Listings.
+    /// Circuit breaker of listings.
     pub(crate) answers: CircuitBreaker,
-    /// Reads, also of tables.
+    /// Circuit breaker of reads, including those of tables.
     pub(crate) reads: CircuitBreaker,
     pub(crate) writes: CircuitBreaker,
     pub(crate) speed: Speed,
-    /// Everything was reset: the identity no longer says what this engine computes.
+    /// Whether there was a reset. After it the identity does not describe this engine's results.
     pub(crate) cleared: bool,
-    /// A reset has made packs of this process wrong, and they are not gone from the store yet.
+    /// Whether packs of this process that a reset has made wrong are still in the store.
     pub(crate) removing: bool,
     pub(crate) closed: bool,
     /// When the store last answered.
     last_answer: Option<Instant>,
-    /// The pack whose read last brought nothing that was written.
+    /// The pack whose read last brought wrong bytes only.
     liar: Option<PackId>,
 }
 
 impl RemoteState {
-    /// Whether the store is left alone.
+    /// Whether the store is left alone now.
     pub(crate) const fn is_out(&self) -> bool {
         self.answers.is_open() || self.reads.is_open()
     }
 
-    /// Whether the store has answered no read for so long.
+    /// Whether no read was answered during the last `limit`.
     pub(crate) fn is_quiet(&self, limit: Duration) -> bool {
         self.last_answer.is_none_or(|at| at.elapsed() >= limit)
     }
@@ -161,13 +162,13 @@ impl RemoteShared {
         }
     }
 
-    /// Whether this is a fork of the process that opened the store: it has none of the threads.
+    /// Whether this process was forked from the one that opened the store, and so has none of its threads.
     pub(crate) fn is_inherited(&self) -> bool {
         self.process.is_inherited()
     }
 
-    /// Whether a panic under a lock has left in doubt what is known of the store. Then it is left alone for good: its
-    /// copies end, and nothing is found or taken.
+    /// Whether a panic under a lock has left the knowledge about the store in doubt. Then the store is left alone for
+    /// good: all copies end, and nothing is found or taken.
     pub(crate) fn is_broken(&self) -> bool {
         let locks = [
             self.state.is_poisoned(),
@@ -182,7 +183,7 @@ impl RemoteShared {
         broken
     }
 
-    /// Below the prefix, the folder of a name for an identity.
+    /// The folder of an identity, below the prefix.
     pub(crate) fn folder(&self, identity: &Identity) -> Path {
         let hex: String = identity.iter().map(|byte| format!("{byte:02x}")).collect();
         let version = format!("hybrid-pages-v{REMOTE_FORMAT_VERSION}");
@@ -193,7 +194,7 @@ impl RemoteShared {
         *lock(&self.runtime) = Some(runtime);
     }
 
-    /// The catalog had to forget packs; that is noted once.
+    /// Notes, but only once, that the catalog had to forget packs.
     pub(crate) fn is_full(&self) {
         if !self.full.swap(true, Ordering::SeqCst) {
             self.ledger
@@ -233,8 +234,8 @@ impl RemoteShared {
         self.heard(works, |state| &mut state.reads);
     }
 
-    /// A read came, and brought nothing of what was written. A pack counts once in a row: a damaged one says
-    /// nothing of the store.
+    /// Notes that a read brought wrong bytes only. If reads of one pack do so in a row, only the first counts,
+    /// since the pack may be damaged and the store fine.
     pub(crate) fn read_lied(&self, pack: PackId) {
         let known = {
             let mut state = lock(&self.state);
@@ -260,7 +261,7 @@ impl RemoteShared {
         }
     }
 
-    /// Ends a copy; a second time does nothing.
+    /// Ends a copy. Does nothing if the copy has ended already.
     pub(crate) fn end(&self, copy: CopyId, result: Result<Vec<u64>>) {
         let mut state = lock(&self.state);
         let was = state.running.remove(&copy);
@@ -282,7 +283,7 @@ impl RemoteShared {
                 }
             });
         }
-        // Whoever finds nothing running any more finds the end, too.
+        // This comes before the state is unlocked: a thread that finds no running copy finds the end.
         self.ended.add(copy, result);
     }
 
@@ -295,29 +296,29 @@ impl RemoteShared {
         }
     }
 
-    /// The store took no write.
+    /// Notes that the store refused a write.
     pub(crate) fn write_failed(&self) {
         if lock(&self.state).writes.failed() {
             self.ledger.note("writes pause since it takes none");
         }
     }
 
-    /// Does something with a copy's slots, if they are still its own: nobody else writes them meanwhile.
+    /// Runs `work` with the planes, if the copy still has its slots. Nobody else writes them meanwhile.
     fn in_slots<T>(&self, copy: CopyId, work: impl FnOnce(&Planes) -> T) -> Option<T> {
-        // The cache keeps the slots for this copy until its end was reported, which this lock keeps from happening.
+        // The cache keeps the slots for this copy until its end is reported, which this lock prevents.
         let left = self.left.read().unwrap_or_else(PoisonError::into_inner);
         let connection = self.connection.get()?;
         let own = !*left && lock(&self.state).running.contains_key(&copy);
         own.then(|| work(&connection.planes))
     }
 
-    /// Whether the slots are still the copy's, as they were since it began.
+    /// Whether the copy still has its slots, and had them since it began.
     pub(crate) fn has_slots(&self, copy: CopyId) -> bool {
         self.in_slots(copy, |_| ()).is_some()
     }
 
-    /// Copies a piece of a shard out of a copy's slots, and adds the digests of its tiles; `from` is where a tile
-    /// begins. False if the slots are no longer the copy's.
+    /// Copies a piece of a shard out of a copy's slots, and appends the digests of the piece's tiles. `from` is the
+    /// start of a tile. False if the copy has given up its slots.
     pub(crate) fn gather(
         &self,
         copy: CopyId,
@@ -336,7 +337,7 @@ impl RemoteShared {
         self.in_slots(copy, gather).is_some()
     }
 
-    /// Adds the digests of the tiles of a piece where it lies, as [`gather`](Self::gather) does.
+    /// Appends the digests of a piece's tiles as [`gather`](Self::gather) does, without copying the piece.
     pub(crate) fn digest(
         &self,
         copy: CopyId,
@@ -355,7 +356,8 @@ impl RemoteShared {
         self.in_slots(copy, digest).is_some()
     }
 
-    /// Copies a piece of a shard into a copy's slots, if they are still its own, and adds the digests of its tiles.
+    /// Copies a piece of a shard into a copy's slots and appends the digests of the piece's tiles, unless the copy
+    /// has given up its slots.
     pub(crate) fn scatter(
         &self,
         copy: CopyId,
@@ -377,7 +379,7 @@ impl RemoteShared {
         }
     }
 
-    /// Ends all copies: from now on nobody touches slots.
+    /// Ends all copies. From now on no thread touches slots.
     pub(crate) fn leave_slots(&self) {
         *self.left.write().unwrap_or_else(PoisonError::into_inner) = true;
         let mut state = lock(&self.state);
@@ -437,24 +439,24 @@ impl CopyOwner for RemoteShared {
     }
 }
 
-/// Why a copy ended that nobody ended.
+/// The error of a copy whose task panicked.
 pub(crate) const PANICKED: &str = "expected a task that ends, found that it panicked: standard error says where; please report it";
 
-/// Why a pack is not read that was listed.
+/// The error of a read of a pack that is gone from the store.
 pub(crate) const GONE: &str = "expected a pack, found that it had left";
 
-/// Why a copy can't begin.
+/// The error of a copy that can't begin.
 pub(crate) fn refused(expected: &str, found: &str) -> Error {
     Error::remote(format!("expected {expected}, found {found}"))
 }
 
-/// Milliseconds since 1970.
+/// The current time in milliseconds since 1970.
 pub(crate) fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_millis() as u64)
 }
 
-/// How long something may still take.
+/// The instant at which a limit ends that began at `begun`.
 pub(crate) fn left_of(begun: Instant, limit: Duration) -> tokio::time::Instant {
     tokio::time::Instant::from_std(begun + limit)
 }

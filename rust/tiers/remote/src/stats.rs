@@ -5,15 +5,15 @@ use hybrid_pages_tiers::{counts, failures};
 failures! {
     /// Kinds of failures, each with a count of its own.
     pub enum RemoteFailure {
-        /// A pack whose table is damaged, cut short, or another pack's.
+        /// A pack whose table is damaged, cut short, or of another pack.
         Table = "table",
-        /// Bytes with other checksums than they were written with.
+        /// Bytes whose checksums are not those they were written with.
         Checksum = "checksum",
         /// An object that ends before its entry does.
         Short = "short",
         /// A read that the store refused, or a store that can't be reached.
         Read = "read",
-        /// A read or a question that took longer than the deadline.
+        /// A read or a listing that took longer than the deadline.
         Deadline = "deadline",
         /// The pack was gone when it was read.
         Gone = "gone",
@@ -21,13 +21,14 @@ failures! {
         List = "list",
         /// A write that the store refused, or that took too long.
         Write = "write",
-        /// Slots with bytes of other checksums than they were offered with.
+        /// Slots whose bytes don't have the checksums they were offered with.
         Source = "source",
-        /// Entries that a reset has made wrong could not be removed yet; it is tried again.
+        /// Entries that a reset has made wrong and that could not be removed yet. The removal is tried again.
         Remove = "remove",
-        /// A write that was not begun, since the store takes none.
+        /// A write that was not begun because the store takes none.
         Paused = "paused",
-        /// A pack that only a listing of everything has found: its writer's clock, or this engine's, is wrong.
+        /// A pack that only a listing of everything has found, since the clock of its writer or of this engine is
+        /// wrong.
         Late = "late",
         /// A task that panicked.
         Panic = "panic",
@@ -37,7 +38,7 @@ failures! {
 }
 
 counts! {
-    /// Counts of a remote store at one moment. Counts of events begin when it is connected.
+    /// Counts of a remote store at one moment. Counts of events begin when the store is connected.
     pub struct RemoteStats: RemoteFailure {
         /// Lookups of an entry that was found.
         hits: u64,
@@ -47,13 +48,13 @@ counts! {
         reads: u64,
         /// Bytes of payload of the entries read.
         read_bytes: u64,
-        /// Microseconds that the reads of entries took, from call to end, summed.
+        /// Total microseconds that the reads of entries took, each from call to end.
         read_us: u64,
         /// Entries written.
         writes: u64,
         /// Bytes written, tables included.
         written_bytes: u64,
-        /// Microseconds that the writes of entries took, from call to end, summed.
+        /// Total microseconds that the writes of entries took, each from call to end.
         write_us: u64,
         /// Writes that were not needed: the store had the entry.
         spared_writes: u64,
@@ -61,9 +62,9 @@ counts! {
         reading: u64,
         /// Writes that have not ended.
         writing: u64,
-        /// Entries that were not written since no second request has used them yet.
+        /// Entries that were not written because no second request has used them yet.
         unproven: u64,
-        /// Entries that were not written since the store took no writes.
+        /// Entries that were not written because the store took no writes.
         dropped: u64,
         /// Objects written.
         puts: u64,
@@ -71,21 +72,21 @@ counts! {
         gets: u64,
         /// Listings.
         lists: u64,
-        /// Outages: times that the store began to be left alone because it failed or hung.
+        /// Outages: how often the engine began to leave the store alone because it failed or hung.
         outages: u64,
         /// Whether the store is left alone now.
         out: bool,
-        /// Whether others find what this process writes: not after a reset.
+        /// Whether other engines find entries that this process writes now. False after a reset.
         shared: bool,
         /// Entries in the catalog.
         entries: u64,
         /// Packs in the catalog.
         packs: u64,
-        /// Payload of the entries in the catalog.
+        /// Total payload of the entries in the catalog, in bytes.
         stored_bytes: u64,
-        /// Microseconds that a small answer takes, as last measured; 0 before.
+        /// Measured latency of a small answer in microseconds; 0 before a measurement.
         latency_us: u64,
-        /// Bytes a second that reads bring, as last measured; 0 before.
+        /// Measured bandwidth of reads in bytes per second; 0 before a measurement.
         bandwidth: u64,
     }
 }

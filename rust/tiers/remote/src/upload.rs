@@ -1,4 +1,4 @@
-//! Writes: entries wait a moment for others, and go to the store as one pack.
+//! Writes. Entries wait a moment for others, and go to the store as one pack.
 
 use std::iter;
 use std::panic::AssertUnwindSafe;
@@ -24,12 +24,12 @@ use crate::place::{RemotePlace, of_a_file};
 use crate::shared::{PANICKED, RemoteConnection, RemoteShared, now};
 use crate::stats::RemoteFailure;
 
-/// Packs on their way at a time.
+/// Most packs that are on their way at a time.
 const PACKS: usize = 4;
-/// Most packs that are removed one by one after a reset.
+/// Most packs that are removed one by one after a reset. The sign covers all of them.
 const MOST_OWN: usize = 1 << 16;
 
-/// Runs until the store is closed.
+/// Serves writes until the store is closed.
 pub(crate) async fn serve(shared: Arc<RemoteShared>, mut queue: UnboundedReceiver<Upload>) {
     let permits = Arc::new(Semaphore::new(PACKS));
     let mut number = 0;
@@ -59,7 +59,7 @@ pub(crate) async fn serve(shared: Arc<RemoteShared>, mut queue: UnboundedReceive
     }
 }
 
-/// Writes a pack and ends its copies. The permit goes back when the store has answered.
+/// Writes a pack and ends its copies. The permit is released when the store has answered.
 async fn put(
     shared: &Arc<RemoteShared>,
     entries: Vec<EntryWrite>,
@@ -140,7 +140,7 @@ async fn put(
         for entry in &wanted {
             shared.fail(entry.copy.id, RemoteFailure::Write, what.clone());
         }
-        // It may have arrived in spite of that.
+        // The pack may have arrived nevertheless.
         remove(shared, &path).await;
         return;
     }
@@ -151,10 +151,10 @@ async fn put(
         state.writes.worked();
         if !state.cleared {
             if state.own.len() == MOST_OWN {
-                state.own.drain(..MOST_OWN / 2); // The sign alone takes those back.
+                state.own.drain(..MOST_OWN / 2); // Only the sign takes these back.
             }
             state.own.push(name);
-            // Records are in the order of entries.
+            // Records have the order of entries.
             let mut entries = wanted.iter();
             table.records.retain(|_| {
                 let entry = entries.next();
@@ -186,8 +186,8 @@ async fn put(
     }
 }
 
-/// Sends a pack to the store. `Some`: that entry's slots have other bytes than it was offered with, and nothing was
-/// sent.
+/// Sends a pack to the store. If the slots of an entry don't have the bytes it was offered with, makes no pack, and
+/// returns the entry's index.
 async fn send(
     shared: &Arc<RemoteShared>,
     path: &Path,
@@ -215,7 +215,7 @@ async fn send(
         .map_err(of_a_file)
 }
 
-/// Copies an entry out of its slots; `None` if they have other bytes than it was offered with.
+/// Copies an entry out of its slots; `None` if they don't have the bytes it was offered with.
 fn gather(shared: &RemoteShared, entry: &EntryWrite) -> Option<Bytes> {
     let class = shared.classes[entry.class];
     let mut bytes = vec![0; class.bytes as usize];
@@ -242,11 +242,11 @@ fn is_wanted(shared: &RemoteShared, entry: &EntryWrite) -> bool {
     lock(&shared.state).writing.get(&entry.name) == Some(&entry.copy.id)
 }
 
-/// After a reset: tells others in the store that this process takes back its packs, and removes them. Ends when that
-/// is done.
+/// After a reset, puts a sign into the store that this process has taken back its packs, and removes the packs. Ends
+/// when that is done.
 pub(crate) async fn take_back(shared: Arc<RemoteShared>) {
     while let Err(panic) = AssertUnwindSafe(sign(&shared)).catch_unwind().await {
-        drop(panic); // Standard error has it.
+        drop(panic); // The panic's text went to standard error.
         shared.ledger.failed(RemoteFailure::Panic, PANICKED);
         sleep(shared.options.retry).await;
     }
@@ -259,7 +259,7 @@ async fn sign(shared: &RemoteShared) {
     };
     let limit = shared.options.write_limit;
     loop {
-        // Others list from some time on: the sign has that of this attempt.
+        // Others list names from some time on, so the sign has the time of this attempt.
         let sign = connection
             .folder
             .clone()
@@ -296,7 +296,7 @@ fn paths(connection: &RemoteConnection, own: &[PackName]) -> Vec<Path> {
     own.iter().map(path).collect()
 }
 
-/// Removes an object; the sign keeps others from using it if that fails.
+/// Removes an object. If that fails, the sign still keeps others from using it.
 async fn remove(shared: &RemoteShared, path: &Path) {
     let limit = shared.options.write_limit;
     match timeout(limit, shared.options.place.store.delete(path)).await {
