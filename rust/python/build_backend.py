@@ -1,8 +1,7 @@
-"""The build backend: maturin, after a look at whether Rust is there.
+"""The build backend: checks that Rust is installed, then calls maturin.
 
-By itself maturin downloads a toolchain where it finds none, and where one is too old it compiles
-until cargo refuses. It is required from here and not from pyproject.toml, so that without Rust not
-even maturin is downloaded.
+maturin downloads a toolchain if it finds none, and with an old one compiles until cargo refuses.
+It is required here and not in pyproject.toml, so that it is not even downloaded without Rust.
 """
 
 from __future__ import annotations

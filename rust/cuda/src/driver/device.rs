@@ -103,7 +103,7 @@ impl Device {
     /// Opens the device with this number.
     ///
     /// # Errors
-    /// Those that [`Description::of`] returns.
+    /// The errors of [`Description::of`].
     pub fn open(driver: &Arc<Driver>, ordinal: usize) -> Result<Arc<Self>> {
         let description = Description::of(driver, ordinal)?;
         let id = find(driver, ordinal)?;

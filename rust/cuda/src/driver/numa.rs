@@ -18,7 +18,7 @@ const HOST_NUMA_NODE: c_int = 134;
 /// Makes no context.
 ///
 /// # Errors
-/// Those that [`Description::of`](super::Description::of) returns.
+/// The errors of [`Description::of`](super::Description::of).
 pub fn numa_node(driver: &Driver, ordinal: usize) -> Result<Option<usize>> {
     let id = find(driver, ordinal)?;
     let attribute = |which| {

@@ -84,8 +84,8 @@ impl Pinning {
     /// Pins all slots or none, and waits for it.
     ///
     /// # Errors
-    /// Those that [`new`](Self::new) returns, and [`CudaError::Core`] with [`Error::Arena`] if the system lacks
-    /// memory for the slots.
+    /// The errors of [`new`](Self::new), and [`CudaError::Core`] with [`Error::Arena`] if the system lacks memory for
+    /// the slots.
     pub(crate) fn whole(memory: SlotMemory, device: &Arc<Device>) -> Result<Self> {
         let device = Arc::clone(device);
         let pinning = Self::begin(memory, device, Self::PIECE_BYTES, OnFailure::GivesBack)?;
