@@ -26,7 +26,7 @@ pub struct FleetTerms {
     pub policy: String,
     /// Size of a checkpoint; a page has size 1.
     pub ratio: u32,
-    /// Room of each host, as a size.
+    /// Size limit of each host.
     pub host_size: u64,
     /// The network between an engine and the store.
     pub link: NetworkLink,

@@ -52,7 +52,7 @@ impl Budget {
 pub enum ReplayedTier {
     /// A disk.
     Disk {
-        /// Room of the disk.
+        /// Size limit of the disk.
         budget: Budget,
         /// Name of the disk's policy.
         policy: String,

@@ -36,7 +36,7 @@ impl Route {
     /// The choice of this name.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for any other.
+    /// [`Error::InvalidArgument`] for any other name.
     pub fn by_name(name: &str) -> Result<Self> {
         let found = Self::ALL.iter().find(|(known, _)| *known == name);
         found.map(|&(_, route)| route).ok_or_else(|| {
