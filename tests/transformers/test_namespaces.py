@@ -7,8 +7,8 @@ import pytest
 import tiny
 from hybrid_pages import InvalidArgumentError
 from hybrid_pages.adapter import keys
+from hybrid_pages.adapter import store as stores
 from hybrid_pages.transformers import PrefixCache
-from hybrid_pages.transformers import store as stores
 from runs import BLOCK
 
 

@@ -225,7 +225,7 @@ def test_identities_of_plain_models_are_those_of_their_tensors_alone(make, monke
     model = make("qwen3.5")
     before = model_identity(model, "full")
     monkeypatch.setattr(
-        "hybrid_pages.transformers.identity.structure", lambda _: SimpleNamespace(tensors={})
+        "hybrid_pages.transformers.identity.describe", lambda _: SimpleNamespace(tensors={})
     )
     assert model_identity(model, "full") == before
 
