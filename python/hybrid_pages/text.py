@@ -15,7 +15,7 @@ def size(nbytes: float, form: str = ".1f") -> str:
     for scale, unit in _UNITS:
         if nbytes >= scale:
             return f"{nbytes / scale:{form}} {unit}"
-    return f"{nbytes:,.0f} B"
+    return f"{nbytes:.0f} B"
 
 
 def count(number: int, one: str, many: str = "") -> str:

@@ -385,6 +385,22 @@ def test_an_engine_goes_on_without_a_cache_that_a_panic_has_closed(
     assert len(said) == 1
 
 
+def test_a_panic_while_a_prompt_is_computed_does_not_end_an_engine_that_measures_its_pace(
+    start: StartEngine,
+) -> None:
+    engine = start()
+    half = engine.connector.scheduler
+    half.connection.pace = SimpleNamespace(
+        planned=lambda *_: True, tokens_per_second=1.0, rested=lambda: None
+    )
+    engine.add(PROMPT)
+    assert engine.step()
+    half.connection.cache = Closed(half.connection.cache)
+    engine.run()
+    assert failures(engine) == {"failures:panic": 1}
+    assert not half.connection.serving
+
+
 def test_a_store_that_meets_a_panic_ends_the_use_of_the_cache(start: StartEngine) -> None:
     engine = start()
     half = engine.connector.scheduler

@@ -46,6 +46,7 @@ class TierSettings:
     remote_admit: Admit = "auto"
 
     def __post_init__(self) -> None:
+        _require_types(vars(self))
         if not 0 < self.host_gb < _MOST_GIB:
             raise SettingsError(
                 f"host_gb: expected a size above 0 and below {_MOST_GIB} GiB, found "
@@ -85,7 +86,6 @@ class TierSettings:
             "remote_deadline_ms": remote_deadline_ms,
             "remote_admit": remote_admit,
         }
-        _require_types(given)
         return cls(**given)
 
     def require_here(self) -> None:

@@ -216,7 +216,7 @@ class PrefixCache(Closing):
             self._watch.weights_changed()
 
     def stats(self) -> Stats:
-        """CallCounts since the start, and the entries in host memory now."""
+        """Counts since the start, and the entries in host memory now."""
         with self._lock:
             store = self.store
             return self._counts.stats(self._watch.changes, store.moved, store.index, store.arena)
@@ -310,7 +310,7 @@ class PrefixCache(Closing):
                 begun.session.finish(sequence)
 
     def _changed(self, state: ModelState, sampled: bool) -> bool:
-        """Whether the model has changed since a text began. CallCounts changes."""
+        """Whether the model has changed since a text began. Counts changes."""
         with self._lock:
             changed = self._watch.changed_since(state, sampled=sampled)
             if changed:

@@ -216,7 +216,7 @@ class PrefixCache(Closing):
                 self.store.models.weights_changed()
 
     def stats(self) -> Stats:
-        """CallCounts since the start, and the entries in host memory now."""
+        """Counts since the start, and the entries in host memory now."""
         with self._lock:
             if self.store is None:
                 return self._counts.stats({}, Moved(), None, None)

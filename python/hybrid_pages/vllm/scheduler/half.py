@@ -180,7 +180,8 @@ class SchedulerHalf:
         nothing but plan stores.
         """
         connection, idle = self.connection, not scheduler_output.total_num_scheduled_tokens
-        if connection.serving and (idle or connection.loads.in_flight):
+        # A store that meets a panic stops the cache itself.
+        if connection.serving and (idle or connection.pace or connection.loads.in_flight):
             self._look_for_panics()
         if not connection.serving:
             # The cache was stopped: loads between two waves end as failed.

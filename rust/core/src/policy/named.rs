@@ -53,7 +53,8 @@ pub fn by_name(name: &str, shape: EntrySizes) -> Result<Box<dyn Policy>> {
     let found = added.iter().find(|&&(known, _)| known == name);
     found.map(|&(_, make)| make(shape)).ok_or_else(|| {
         let added = added.iter().map(|&(known, _)| known);
-        let names: Vec<&str> = NAMES.iter().copied().chain(added).collect();
+        let mut names: Vec<&str> = NAMES.iter().copied().chain(added).collect();
+        names.sort_by_key(|&known| known == "reuse");
         Error::InvalidArgument(format!(
             "policy: expected one of {}, found '{name}'",
             names.join(", ")
