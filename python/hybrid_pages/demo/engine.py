@@ -74,7 +74,7 @@ class DemoEngine:
             },
         )
         self.half = self._core().scheduler.connector.scheduler
-        self.block_tokens: int = self.half.geometry.block_tokens
+        self.block_tokens: int = self.half.connection.geometry.block_tokens
 
     def _core(self) -> Any:
         return self.llm.llm_engine.engine_core.engine_core

@@ -53,7 +53,7 @@ def _run(args: SimpleNamespace) -> int:
         for case in cases(engine.block_tokens):
             with stage(f"  {case.name} ({len(case.prompt)} tokens)"), hushed(verbose=args.verbose):
                 rows.append(show(engine, case, args.runs))
-        memory, start_line = engine.gauges(), engine.half.describe()
+        memory, start_line = engine.gauges(), engine.half.connection.describe()
         failures = engine.failures()
     finally:
         with hushed(verbose=args.verbose):
