@@ -1,15 +1,13 @@
 //! Simulations of several fleets of engines, on all cores, each fleet with a remote store of its own.
 
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use hybrid_pages::error::Error;
-use hybrid_pages::guarded::lock;
 
 use crate::engine::check_engines;
 use crate::error::Result;
 use crate::fleet::{Fleet, FleetRow, FleetTerms, copies, counted, run};
+use crate::parallel::on_all_cores;
 use crate::store_load::PackFormat;
 use crate::trace::Trace;
 
@@ -76,33 +74,13 @@ pub fn fleets(
     // The largest fleets start first, so that the smaller ones fill the gaps.
     let mut order: Vec<usize> = (0..all.len()).collect();
     order.sort_by_key(|&at| std::cmp::Reverse(all[at].engines));
-    let rows = Mutex::new(vec![None; all.len()]);
-    let next = AtomicUsize::new(0);
-    let work = || -> Result<()> {
-        while let Some(&at) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
-            match run(trace, terms, all[at], &progress) {
-                Ok(Some(row)) => {
-                    lock(&rows)[at] = Some(row);
-                }
-                stopped => {
-                    next.store(order.len(), Ordering::Relaxed);
-                    stopped?;
-                }
-            }
-        }
-        Ok(())
-    };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads.min(all.len()))
-            .map(|_| scope.spawn(work))
-            .collect();
-        workers.into_iter().try_for_each(|worker| {
-            worker
-                .join()
-                .unwrap_or_else(|cause| std::panic::resume_unwind(cause))
-        })
+    let found = on_all_cores(order.len(), |index| {
+        let row = run(trace, terms, all[order[index]], &progress)?;
+        Ok(row.map_or(ControlFlow::Break(None), ControlFlow::Continue))
     })?;
-    let rows = rows.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut rows = vec![None; all.len()];
+    for (at, row) in order.into_iter().zip(found) {
+        rows[at] = row;
+    }
     Ok(rows.into_iter().flatten().collect())
 }

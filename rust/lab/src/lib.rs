@@ -20,6 +20,7 @@ mod fleets;
 mod network;
 mod one_replay;
 mod packs;
+mod parallel;
 mod policies;
 mod replay;
 mod route;

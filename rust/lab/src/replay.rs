@@ -2,17 +2,15 @@
 
 use std::borrow::Borrow;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use hybrid_pages::error::Error;
-use hybrid_pages::guarded::lock;
 
 use crate::bound::bound;
 use crate::error::Result;
 use crate::network::{NetworkLink, RemoteUse};
 use crate::one_replay::{OneReplay, ReplayOutcome};
+use crate::parallel::on_all_cores;
 use crate::policies;
 use crate::simulated_store::RemoteTraffic;
 use crate::trace::Trace;
@@ -180,33 +178,14 @@ pub fn replay_over<T: Borrow<Trace> + Sync>(
             }
         }
     }
-    let rows = Mutex::new(vec![None; jobs.len()]);
-    let next = AtomicUsize::new(0);
-    let work = || -> Result<()> {
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some(&(at, name, budget, tier)) = jobs.get(index) else {
-                return Ok(());
-            };
-            let row = run(traces[at].borrow(), (at, name), budget, tier, ratio)?;
-            if done(&row).is_break() {
-                next.store(jobs.len(), Ordering::Relaxed);
-            }
-            lock(&rows)[index] = Some(row);
-        }
-    };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads.min(jobs.len()))
-            .map(|_| scope.spawn(work))
-            .collect();
-        workers.into_iter().try_for_each(|worker| {
-            worker
-                .join()
-                .unwrap_or_else(|cause| std::panic::resume_unwind(cause))
+    let rows = on_all_cores(jobs.len(), |index| {
+        let (at, name, budget, tier) = jobs[index];
+        let row = run(traces[at].borrow(), (at, name), budget, tier, ratio)?;
+        Ok(match done(&row) {
+            ControlFlow::Continue(()) => ControlFlow::Continue(row),
+            ControlFlow::Break(()) => ControlFlow::Break(Some(row)),
         })
     })?;
-    let rows = rows.into_inner().unwrap_or_else(PoisonError::into_inner);
     Ok(rows.into_iter().flatten().collect())
 }
 
