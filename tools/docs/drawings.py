@@ -85,19 +85,22 @@ def resume() -> Drawing:
 
 def restore() -> Drawing:
     """What a second visit costs an engine alone, and one with hybrid-pages."""
-    it = Drawing(720, 270, "A second visit, with and without hybrid-pages")
+    it = Drawing(720, 280, "A second visit, with and without hybrid-pages")
     rows = (
-        (20, "first visit", PLAIN, "instructions, history: computed", "question 1"),
-        (126, "next: vLLM alone", PLAIN, "computed again", "question 2"),
-        (190, "with hybrid-pages", PAGE, "pages from host memory", "question 2"),
+        (20, ("first visit",), "instructions, history: computed", "question 1"),
+        (126, ("second visit,", "vLLM alone"), "computed again", "question 2"),
+        (190, ("second visit,", "hybrid-pages"), None, "question 2"),
     )
-    for y, name, fill, before, after in rows:
-        it.words(20, y + 27, name)
-        it.box(170, y, 370, 42, before, fill)
-        it.box(540, y, 160, 42, after, PLAIN)
-    it.box(510, 194, 30, 34, "C", STATE)
-    it.words(170, 94, "... other requests fill the engine's own cache ...")
-    it.words(540, 256, "C: one checkpoint of the recurrent states, which comes with them", "end")
+    for y, name, before, after in rows:
+        for line, words in enumerate(name):
+            it.words(20, y + 27 - 9 * (len(name) - 1) + 18 * line, words)
+        if before:
+            it.box(150, y, 390, 42, before, PLAIN)
+        it.box(550, y, 150, 42, after, PLAIN)
+    it.box(150, 190, 350, 42, "pages from host memory", PAGE)
+    it.box(510, 190, 30, 42, "C", STATE)
+    it.words(150, 94, "... other requests fill the engine's own cache ...")
+    it.words(150, 260, "C: the checkpoint of the recurrent states, from host memory, too")
     return it
 
 
@@ -150,9 +153,9 @@ def life() -> Drawing:
     notes = (
         "deepest boundary\nwith a state and\nall its pages",
         "all ranks, all\nlayers; a failure\nis recomputed",
-        "only what is left\nof the prompt, and\nthe answer",
-        "pages and states\nof finished blocks,\nin the background",
-        "when all bytes of\nall ranks are there,\nnever before",
+        "what is left of\nthe prompt, and\nthe answer",
+        "finished blocks\nand states, in the\nbackground",
+        "once all ranks\nhave reported all\ntheir bytes",
     )
     for at, (step, note) in enumerate(zip(steps, notes, strict=True)):
         x = 16 + 141 * at
