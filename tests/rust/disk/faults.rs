@@ -66,24 +66,30 @@ fn a_read_that_fails_costs_that_entry_and_it_is_written_again() {
 /// Entries of two ranks with 5,000 bytes each.
 const PAGE_CELL: u64 = 4096 + 2 * 8192;
 
+/// An engine that reads "abcdefgh" from the disk, by one thread. The read of the first page hangs, and the others wait
+/// behind it.
+fn while_the_first_page_hangs(setup: &mut Setup, door: &BadDoor) -> Engine {
+    setup.options.threads = 1;
+    setup.slots = 100;
+    let engine = setup.engine();
+    engine.keep("abcd");
+    engine.keep("abcdefgh");
+    drop(engine);
+    let engine = setup.engine();
+    door.set("class-0", Fault::Hang);
+    let keys = support::cache_support::keys("abcdefgh");
+    assert!(engine.cache.promote(engine.namespace, &keys, 0).unwrap());
+    wait("the first page", || door.hanging() == 1);
+    engine
+}
+
 #[test]
 fn small_entries_in_adjacent_cells_are_read_together_and_fail_alone() {
     for unreadable in [None, Some(5)] {
         let place = tempfile::tempdir().unwrap();
         let (mut setup, door) = with_door(place.path());
-        setup.options.threads = 1;
         setup.options.deadline = LIMIT;
-        setup.slots = 100;
-        let engine = setup.engine();
-        engine.keep("abcd");
-        engine.keep("abcdefgh");
-        drop(engine);
-        let engine = setup.engine();
-        // While the first page is read, the others come.
-        door.set("class-0", Fault::Hang);
-        let keys = support::cache_support::keys("abcdefgh");
-        assert!(engine.cache.promote(engine.namespace, &keys, 0).unwrap());
-        wait("the first page", || door.hanging() == 1);
+        let engine = while_the_first_page_hangs(&mut setup, &door);
         match unreadable {
             None => door.mend(),
             Some(cell) => door.leave("class-0", Fault::Unreadable(cell * PAGE_CELL + 4096)),
@@ -102,18 +108,8 @@ fn a_sector_that_fails_slowly_takes_no_disk_out() {
     let place = tempfile::tempdir().unwrap();
     let (mut setup, door) = with_door(place.path());
     let deadline = Duration::from_secs(2);
-    setup.options.threads = 1;
     setup.options.deadline = deadline;
-    setup.slots = 100;
-    let engine = setup.engine();
-    engine.keep("abcd");
-    engine.keep("abcdefgh");
-    drop(engine);
-    let engine = setup.engine();
-    door.set("class-0", Fault::Hang);
-    let keys = support::cache_support::keys("abcdefgh");
-    assert!(engine.cache.promote(engine.namespace, &keys, 0).unwrap());
-    wait("the first page", || door.hanging() == 1);
+    let engine = while_the_first_page_hangs(&mut setup, &door);
     // Together with others it takes as long again as alone.
     let bad = Fault::SlowlyUnreadable(5 * PAGE_CELL + 4096, deadline * 3 / 5);
     door.leave("class-0", bad);
