@@ -27,15 +27,7 @@ _MAMBA2 = dict(
     mamba_chunk_size=32,
 )
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-_MIXING = {
-    "embeddings.weight": 0.3,
-    "conv1d.weight": 0.5,
-    "mamba.out_proj.weight": 0.3,
-    "mixer.out_proj.weight": 0.3,
-    "mixer.o_proj.weight": 0.3,
-    # Mamba-1's step size: not large enough to forget within a few tokens.
-    "dt_proj.bias": 0.0,
-}
+_MIXING = {"conv1d.weight": 0.5}
 # Where the mixing above leaves attention barely heard beside the recurrent states.
 _LOUD_ATTENTION = {"self_attn.o_proj.weight": 2.0}
 

@@ -1,17 +1,13 @@
-"""Tiny hybrid models with random weights whose states last, so that a wrong state shows.
-
-Stock random weights forget within a few tokens; a zeroed state would change nothing that a test can
-see. Decay is slow here, mixing layers are strong and embeddings small.
-"""
+"""Tiny hybrid models of Hugging Face whose states last, so that a wrong state shows."""
 
 from collections.abc import Callable
 
 import torch
 import transformers
 
+from hybrid_pages.demo.models import FIRST_TOKEN, remember
+
 VOCAB = 256
-# Token ids below this one are special (padding, begin, end): prompts avoid them.
-FIRST_TOKEN = 3
 
 _COMMON = dict(
     vocab_size=VOCAB,
@@ -235,35 +231,13 @@ PLACES: dict[str, Callable[[], torch.nn.Module]] = {
 # It has a cache of its own.
 OWN_CACHE: dict[str, Callable[[], torch.nn.Module]] = {"minimax": _minimax}
 
-# Standard deviations of the weights that decide what a test can see.
-_STRONG_MIXING = {
-    "embed_tokens.weight": 0.3,
-    "lm_head.weight": 0.3,
-    "linear_attn.out_proj.weight": 0.3,
-    "mamba.out_proj.weight": 0.3,
-    "mixer.out_proj.weight": 0.3,
-    "self_attn.o_proj.weight": 0.3,
-    "self_attn.out_proj.weight": 0.3,
-    "conv.out_proj.weight": 0.3,
-    # Past taps as heavy as the present one: a short state matters for the next tokens.
-    "conv.conv.weight": 1.0,
-    "conv1d.weight": 0.5,
-}
-
 
 def make(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     """A tiny model in evaluation mode; the same for the same arguments."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = (MODELS | PLACES | OWN_CACHE)[name]()
-        for key, parameter in model.named_parameters():
-            if key.endswith("A_log"):
-                parameter.uniform_(0.0005, 0.004).log_()
-            elif key.endswith("dt_bias") or key.endswith("dt_proj.bias"):
-                parameter.zero_()
-            for suffix, deviation in _STRONG_MIXING.items():
-                if key.endswith(suffix):
-                    parameter.normal_(0, deviation)
+        remember(model, {"conv1d.weight": 0.5})
     # Texts of a fixed length, and no id that means padding.
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = None

@@ -57,8 +57,12 @@ def _delta_net_sizes(heads: int) -> dict[str, int]:
 # Standard deviations of the weights that decide what a test can see.
 _STRONG_MIXING = {
     "embed_tokens.weight": 0.3,
+    "embeddings.weight": 0.3,
     "lm_head.weight": 0.3,
     "linear_attn.out_proj.weight": 0.3,
+    "mamba.out_proj.weight": 0.3,
+    "mixer.o_proj.weight": 0.3,
+    "mixer.out_proj.weight": 0.3,
     "self_attn.o_proj.weight": 0.3,
     "self_attn.out_proj.weight": 0.3,
     "conv.out_proj.weight": 0.3,
@@ -75,7 +79,7 @@ def remember(model: torch.nn.Module, more: Mapping[str, float] | None = None) ->
     for name, parameter in model.named_parameters():
         if name.endswith("A_log"):
             parameter.uniform_(0.0005, 0.004).log_()
-        elif name.endswith("dt_bias"):
+        elif name.endswith(("dt_bias", "dt_proj.bias")):
             parameter.zero_()
         else:
             for suffix, deviation in {**_STRONG_MIXING, **(more or {})}.items():
