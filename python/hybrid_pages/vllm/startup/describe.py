@@ -1,8 +1,8 @@
 """Describes the connector in one line for the log: the geometry, and what the budget holds."""
 
 from hybrid_pages import Geometry
-from hybrid_pages.adapter.memory import GIB
 from hybrid_pages.adapter.pool import Slots
+from hybrid_pages.text import size
 from hybrid_pages.vllm.layout.grid import BlockGrid
 from hybrid_pages.vllm.metrics import KINDS
 from hybrid_pages.vllm.processes.engine_cores import EngineCores
@@ -26,8 +26,8 @@ def describe(
         sizes[item.kind] += item.entry_bytes
     counts = {kind: sum(group.kind == kind for group in geometry.groups) for kind in KINDS}
     groups = " + ".join(f"{count} {kind}" for kind, count in counts.items() if count)
-    page = sizes["attention"] + sizes["window"]
-    tokens = slots.nbytes // (page + sizes["recurrent"]) * geometry.block_tokens
+    page, checkpoint = sizes["attention"] + sizes["window"], sizes["recurrent"]
+    tokens = slots.nbytes // (page + checkpoint) * geometry.block_tokens
     engine_blocks = sorted({blocks.tokens for blocks in grid.groups})
     if len(engine_blocks) > 1:
         groups += f" (engine blocks of {' and '.join(map(str, engine_blocks))} tokens)"
@@ -36,17 +36,11 @@ def describe(
         states += " and exported from inside a prefill's last step"
     which = cores.describe(host_gb)
     which += "; " if which else ""
+    shown = [size(each, ".4g") for each in (page, checkpoint, slots.nbytes, slots.slot_bytes)]
     return (
         f"hybrid-pages: {which}N={geometry.block_tokens} tokens per block, groups: {groups}, "
         f"{f'states: {states}, ' if counts['recurrent'] else ''}ranks: {geometry.ranks}, page "
-        f"{_size(page)}, checkpoint {_size(sizes['recurrent'])}, host budget {_size(slots.nbytes)} "
-        f"= {slots.count} slots of {_size(slots.slot_bytes)}, holds at least {tokens} tokens (with "
-        "a checkpoint at every boundary)"
+        f"{shown[0]}, checkpoint {shown[1]}, host budget {shown[2]} = {slots.count} slots of "
+        f"{shown[3]}, "
+        f"holds at least {tokens} tokens (with a checkpoint at every boundary)"
     )
-
-
-def _size(nbytes: int) -> str:
-    for unit, scale in (("GiB", GIB), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:.4g} {unit}"
-    return f"{nbytes} B"
