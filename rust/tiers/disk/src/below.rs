@@ -22,7 +22,7 @@ use hybrid_pages::error::{Error, Result};
 use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::{EntryKey, SlotId};
 use hybrid_pages::policy::{NewEntry, Policy};
-use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room, Tier};
+use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room};
 use hybrid_pages_tiers::name_of;
 
 /// Most slots of a disk: half of the numbers that slots of all tiers share.
@@ -232,19 +232,7 @@ fn probe(shared: &DiskShared) -> bool {
     outcome().is_ok()
 }
 
-impl Tier for Disk {
-    fn name(&self) -> &str {
-        "disk"
-    }
-
-    fn room(&self) -> &Room {
-        &self.room
-    }
-
-    fn room_mut(&mut self) -> &mut Room {
-        &mut self.room
-    }
-}
+hybrid_pages_tiers::impl_tier!(Disk, "disk");
 
 impl Below for Disk {
     fn queue_slots(&self) -> u64 {

@@ -68,30 +68,6 @@ impl Latencies {
 counts! {
     /// Counts of a disk at one moment. Counts of events begin when the disk is connected.
     pub struct DiskStats: DiskFailure {
-        /// Lookups of an entry that was found.
-        hits: u64,
-        /// Lookups of an entry that was not found, or while the disk was out.
-        misses: u64,
-        /// Entries read.
-        reads: u64,
-        /// Bytes of payload of the entries read.
-        read_bytes: u64,
-        /// Entries written.
-        writes: u64,
-        /// Bytes written for entries, headers and padding included.
-        written_bytes: u64,
-        /// Writes that were not needed: the disk had the entry.
-        spared_writes: u64,
-        /// Reads that have not ended.
-        reading: u64,
-        /// Writes that have not ended.
-        writing: u64,
-        /// Offers of entries while the disk took none.
-        dropped: u64,
-        /// Outages: how often the disk was taken out because it hung or could not be opened.
-        outages: u64,
-        /// Whether the disk is out now.
-        out: bool,
         /// Entries that can be found.
         entries: u64,
         /// Entries of earlier processes that no lookup has found again.

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use hybrid_pages::error::Result;
+use hybrid_pages::error::{Error, Result};
 use hybrid_pages::guarded::lock;
 use hybrid_pages::tier::{CopyEnd, CopyId};
 
@@ -27,6 +27,12 @@ impl CopyEnds {
     pub fn is_poisoned(&self) -> bool {
         self.0.is_poisoned()
     }
+}
+
+/// The error of a copy that a store which machines share does not make.
+#[must_use]
+pub fn refused(expected: &str, found: &str) -> Error {
+    Error::remote(format!("expected {expected}, found {found}"))
 }
 
 /// Calls `is_done` until it returns true, with a nap in between. False if that takes longer than `limit`.

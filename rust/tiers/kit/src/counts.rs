@@ -72,12 +72,51 @@ macro_rules! failures {
     };
 }
 
-/// Makes a struct of the counts of a tier, which implements [`Counts`]. Each field is a `u64` or a `bool`, and its
-/// name is the count's. Fields after `besides` have other types, and are not among [`Counts::fields`]. There must be
-/// a field `outages`.
+/// Makes a struct of the counts of a tier, which implements [`Counts`]: those that all tiers below the host have, and
+/// the fields that are given. Each field is a `u64` or a `bool`, and its name is the count's. Fields after `besides`
+/// have other types, and are not among [`Counts::fields`].
 #[macro_export]
 macro_rules! counts {
     (
+        $(#[$about:meta])*
+        pub struct $type:ident: $failure:ident { $($own:tt)* }
+        $($besides:tt)*
+    ) => {
+        $crate::counts! {
+            @all
+            $(#[$about])*
+            pub struct $type: $failure {
+                /// Lookups of an entry that was found.
+                hits: u64,
+                /// Lookups of an entry that was not found, or while the tier was out.
+                misses: u64,
+                /// Entries read.
+                reads: u64,
+                /// Bytes of payload of the entries read.
+                read_bytes: u64,
+                /// Entries written.
+                writes: u64,
+                /// Bytes written, with headers, tables and padding.
+                written_bytes: u64,
+                /// Writes that were not needed: the tier had the entry.
+                spared_writes: u64,
+                /// Reads that have not ended.
+                reading: u64,
+                /// Writes that have not ended.
+                writing: u64,
+                /// Entries that were not written because the tier took no writes.
+                dropped: u64,
+                /// Outages: how often the tier began to leave its store alone because that failed or hung.
+                outages: u64,
+                /// Whether the tier leaves its store alone now, or has not opened it yet.
+                out: bool,
+                $($own)*
+            }
+            $($besides)*
+        }
+    };
+    (
+        @all
         $(#[$about:meta])*
         pub struct $type:ident: $failure:ident {
             $($(#[$doc:meta])* $field:ident: $kind:ty,)+

@@ -19,7 +19,7 @@ mod speed;
 
 pub use breaker::{CircuitBreaker, pause_after};
 pub use by_name::{ByName, Recent};
-pub use copies::{CONNECTED_TWICE, CopyEnds, wait_until};
+pub use copies::{CONNECTED_TWICE, CopyEnds, refused, wait_until};
 pub use counts::{Counts, Failure};
 pub use ledger::Ledger;
 pub use name::{Identity, Name, name_of};

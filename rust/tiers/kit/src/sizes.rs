@@ -1,4 +1,4 @@
-//! Sizes of entries, and how many a tier can take.
+//! Sizes of entries, and the room of a tier for them.
 
 use hybrid_pages::error::Result;
 use hybrid_pages::geometry::Geometry;
@@ -46,6 +46,26 @@ pub fn largest_entry(sizes: &[EntrySize]) -> u64 {
 #[must_use]
 pub fn queue_slots(queue_bytes: u64, slot_bytes: usize, largest: u64) -> u64 {
     (queue_bytes / slot_bytes.max(1) as u64).max(largest)
+}
+
+/// Implements `Tier` for a type with a field `room`, under this name in logs and metrics.
+#[macro_export]
+macro_rules! impl_tier {
+    ($type:ty, $name:literal) => {
+        impl ::hybrid_pages::tier::Tier for $type {
+            fn name(&self) -> &str {
+                $name
+            }
+
+            fn room(&self) -> &::hybrid_pages::tier::Room {
+                &self.room
+            }
+
+            fn room_mut(&mut self) -> &mut ::hybrid_pages::tier::Room {
+                &mut self.room
+            }
+        }
+    };
 }
 
 /// The room of a store that machines share. The store's own limit is unknown, so the room limits how many of its

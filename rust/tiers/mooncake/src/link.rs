@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use hybrid_pages::guarded::unless_it_panics;
 use hybrid_pages::tier::CopyId;
 use hybrid_pages::transfer::TILE_BYTES;
-use hybrid_pages_tiers::Identity;
+use hybrid_pages_tiers::{Identity, refused};
 
 use crate::helper::Helper;
 use crate::reply;
-use crate::shared::{MooncakeShared, refused};
+use crate::shared::MooncakeShared;
 use crate::state::{Get, HelperBatch, HelperWork, MooncakeState, PORTION, Put};
 use crate::stats::MooncakeFailure;
 use crate::value::{ValueHeader, key_of};

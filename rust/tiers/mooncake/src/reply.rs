@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use hybrid_pages::error::Error;
 use hybrid_pages::guarded::unless_it_panics;
 use hybrid_pages::transfer::{TILE_BYTES, combine};
-use hybrid_pages_tiers::Identity;
+use hybrid_pages_tiers::{Identity, refused};
 
-use crate::shared::{MooncakeShared, refused};
+use crate::shared::MooncakeShared;
 use crate::state::{Get, HelperBatch, HelperWork, MooncakeState, PORTION, Put, Question};
 use crate::stats::MooncakeFailure;
 use crate::value::ValueHeader;

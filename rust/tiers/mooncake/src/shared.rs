@@ -45,11 +45,6 @@ pub(crate) struct MooncakeShared {
     pub(crate) ledger: Ledger<MooncakeStats>,
 }
 
-/// The error for a copy that was not made.
-pub(crate) fn refused(expected: &str, found: &str) -> Error {
-    Error::remote(format!("expected {expected}, found {found}"))
-}
-
 impl MooncakeShared {
     pub(crate) fn new(
         options: MooncakeOptions,

@@ -37,44 +37,20 @@ failures! {
 counts! {
     /// Counts of a Mooncake tier at one moment. Counts of events begin when the tier is connected.
     pub struct MooncakeStats: MooncakeFailure {
-        /// Lookups of an entry that was found.
-        hits: u64,
-        /// Lookups of an entry that was not found, or while the store was out.
-        misses: u64,
         /// Entries that the store was asked for.
         asked: u64,
-        /// Entries read.
-        reads: u64,
-        /// Bytes of payload of the entries read.
-        read_bytes: u64,
         /// Total microseconds that the reads of entries took, each from call to end.
         read_us: u64,
-        /// Entries written.
-        writes: u64,
-        /// Bytes written, headers included.
-        written_bytes: u64,
         /// Total microseconds that the writes of entries took, each from call to end.
         write_us: u64,
-        /// Writes that were not needed: the store had the entry.
-        spared_writes: u64,
         /// Entries that were not written because no second request has used them yet.
         unproven: u64,
-        /// Entries that were not written because the store took no writes.
-        dropped: u64,
-        /// Reads that have not ended.
-        reading: u64,
-        /// Writes that have not ended.
-        writing: u64,
         /// Batches of writes that the client was given.
         puts: u64,
         /// Batches of reads that the client was given.
         gets: u64,
         /// Batches of questions that the client was given.
         lists: u64,
-        /// Outages: how often the tier began to leave the store alone because it failed or hung.
-        outages: u64,
-        /// Whether the tier leaves the store alone now, or the client is not ready yet.
-        out: bool,
         /// Whether other processes find entries that this one writes now. False after a reset.
         shared: bool,
         /// How often a helper was started.

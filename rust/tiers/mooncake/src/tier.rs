@@ -7,13 +7,15 @@ use hybrid_pages::error::Result;
 use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::{EntryKey, SlotId};
 use hybrid_pages::policy::{NewEntry, Policy};
-use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room, Tier};
-use hybrid_pages_tiers::{Name, entry_sizes, largest_entry, name_of, queue_slots, shared_room};
+use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room};
+use hybrid_pages_tiers::{
+    Name, entry_sizes, largest_entry, name_of, queue_slots, refused, shared_room,
+};
 
 use crate::handle::MooncakeHandle;
 use crate::link::end_puts;
 use crate::options::MooncakeOptions;
-use crate::shared::{MooncakeShared, refused};
+use crate::shared::MooncakeShared;
 use crate::state::{Get, HelperWork, KnownEntry, MooncakeState, PORTION, Put};
 use crate::stats::MooncakeFailure;
 
@@ -89,19 +91,7 @@ impl Mooncake {
     }
 }
 
-impl Tier for Mooncake {
-    fn name(&self) -> &str {
-        "remote"
-    }
-
-    fn room(&self) -> &Room {
-        &self.room
-    }
-
-    fn room_mut(&mut self) -> &mut Room {
-        &mut self.room
-    }
-}
+hybrid_pages_tiers::impl_tier!(Mooncake, "remote");
 
 impl Below for Mooncake {
     fn queue_slots(&self) -> u64 {

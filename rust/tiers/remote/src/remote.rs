@@ -7,8 +7,8 @@ use hybrid_pages::error::Result;
 use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::{EntryKey, SlotId};
 use hybrid_pages::policy::{NewEntry, Policy};
-use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room, Tier};
-use hybrid_pages_tiers::{entry_sizes, largest_entry, name_of, queue_slots, shared_room};
+use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room};
+use hybrid_pages_tiers::{entry_sizes, largest_entry, name_of, queue_slots, refused, shared_room};
 
 use crate::catalog::Catalog;
 use crate::freshness::FreshnessAnswer;
@@ -17,7 +17,7 @@ use crate::listing::list;
 use crate::lock;
 use crate::messages::{Begun, EntryWrite, Fetch, Upload};
 use crate::options::{Admit, RemoteOptions};
-use crate::shared::{RemoteCopy, RemoteShared, refused};
+use crate::shared::{RemoteCopy, RemoteShared};
 use crate::upload::take_back;
 
 /// A working engine lists the store after this time, even if its lookups find everything.
@@ -101,19 +101,7 @@ impl Remote {
     }
 }
 
-impl Tier for Remote {
-    fn name(&self) -> &str {
-        "remote"
-    }
-
-    fn room(&self) -> &Room {
-        &self.room
-    }
-
-    fn room_mut(&mut self) -> &mut Room {
-        &mut self.room
-    }
-}
+hybrid_pages_tiers::impl_tier!(Remote, "remote");
 
 impl Below for Remote {
     fn queue_slots(&self) -> u64 {

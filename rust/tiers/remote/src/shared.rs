@@ -445,11 +445,6 @@ pub(crate) const PANICKED: &str = "expected a task that ends, found that it pani
 /// The error of a read of a pack that is gone from the store.
 pub(crate) const GONE: &str = "expected a pack, found that it had left";
 
-/// The error of a copy that can't begin.
-pub(crate) fn refused(expected: &str, found: &str) -> Error {
-    Error::remote(format!("expected {expected}, found {found}"))
-}
-
 /// The current time in milliseconds since 1970.
 pub(crate) fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);

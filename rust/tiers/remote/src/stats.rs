@@ -40,42 +40,18 @@ failures! {
 counts! {
     /// Counts of a remote store at one moment. Counts of events begin when the store is connected.
     pub struct RemoteStats: RemoteFailure {
-        /// Lookups of an entry that was found.
-        hits: u64,
-        /// Lookups of an entry that was not found, or while the store was out.
-        misses: u64,
-        /// Entries read.
-        reads: u64,
-        /// Bytes of payload of the entries read.
-        read_bytes: u64,
         /// Total microseconds that the reads of entries took, each from call to end.
         read_us: u64,
-        /// Entries written.
-        writes: u64,
-        /// Bytes written, tables included.
-        written_bytes: u64,
         /// Total microseconds that the writes of entries took, each from call to end.
         write_us: u64,
-        /// Writes that were not needed: the store had the entry.
-        spared_writes: u64,
-        /// Reads that have not ended.
-        reading: u64,
-        /// Writes that have not ended.
-        writing: u64,
         /// Entries that were not written because no second request has used them yet.
         unproven: u64,
-        /// Entries that were not written because the store took no writes.
-        dropped: u64,
         /// Objects written.
         puts: u64,
         /// Ranges of objects read, tables included.
         gets: u64,
         /// Listings.
         lists: u64,
-        /// Outages: how often the engine began to leave the store alone because it failed or hung.
-        outages: u64,
-        /// Whether the store is left alone now.
-        out: bool,
         /// Whether other engines find entries that this process writes now. False after a reset.
         shared: bool,
         /// Entries in the catalog.
