@@ -53,7 +53,8 @@ class Supported:
     def is_newer(self, version: str) -> bool:
         """Whether a version is newer than all tested ones of its line.
 
-        Its line are those with the same first two numbers, or all where there are none.
+        Its line: the tested versions with the same first two numbers, or all tested versions if
+        none has these.
         """
         numbers = _numbers(version)
         if numbers is None or not self.tested:

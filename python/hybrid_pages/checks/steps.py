@@ -2,8 +2,8 @@
 
 Restates ``_mamba_block_aligned_split`` and ``schedule`` of ``vllm/v1/core/sched/scheduler.py``: a
 step of a prompt ends at the end of a block of states. A prompt that cannot reach the next end
-waits, unless a block is longer than what vLLM takes for a prompt's longest step: then the prompt
-goes on in pieces, and still ends a step at each block.
+waits, unless a block is longer than what vLLM takes for the longest step: then the prompt goes on
+in pieces, and still ends a step at each block.
 """
 
 from __future__ import annotations

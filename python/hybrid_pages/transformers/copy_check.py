@@ -1,7 +1,7 @@
-"""Checks that a cache which is copied as a restore does it has everything that the first one has.
+"""Checks that a restore brings back everything that a cache holds.
 
 A newer transformers may keep more than keys, values and states. That would be missing after a
-restore, without an error. In a copy it shows: some attribute of a layer has another value.
+restore, without an error. So a cache is copied as by a restore, and each attribute compared.
 """
 
 from __future__ import annotations

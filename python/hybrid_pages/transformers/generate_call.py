@@ -51,7 +51,7 @@ class CachedModel:
     static_tried: dict[int, Exception | None] = field(default_factory=dict)
 
     def not_understood(self, doing: str, error: Exception) -> Uncached:
-        """Why a call runs uncached in which a newer library failed; said once for each reason."""
+        """A newer library has failed in a call: why it runs uncached, logged once per reason."""
         reason = f"{type(error).__name__} while {doing}"
         if isinstance(error, UnknownError):
             reason = reason_of(error)
@@ -108,7 +108,7 @@ class GenerateCall:
         try:
             result = cached.model.generate(**self._arguments(kwargs, cache, follow))
         except Exception as error:
-            # Nobody has seen a token yet: what another version does not take is done without it.
+            # As long as the caller has seen no token, the call can be repeated without the cache.
             if follow.steps or kwargs.get("streamer") is not None or not may_be_new(error):
                 counts.served(tokens, restored)
                 raise
@@ -155,7 +155,7 @@ class GenerateCall:
             set_random_states(self._cached.model, generators)
             return self._cached.not_understood(doing, error)
         if not all(map(torch.equal, generators, random_states(self._cached.model))):
-            # Long passes draw where those that tried the model out did not.
+            # This long pass drew random numbers; the short ones that tried the model out did not.
             set_random_states(self._cached.model, generators)
             self._store.models.states.rule_out(self._state, RANDOM)
             return Uncached(RANDOM)

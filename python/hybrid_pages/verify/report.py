@@ -125,7 +125,7 @@ def _rows(found: Mapping[str, Any]) -> list[tuple[tuple[str, ...], str]]:
 
 
 def _table(found: Mapping[str, Any]) -> tuple[list[tuple[tuple[str, ...], str]], str]:
-    """The rows to show, and a line on those left out: some of those that are equal, if many are."""
+    """The rows to show, and a line that counts those left out: equal ones, where rows are many."""
     rows = _rows(found)
     room = _MOST_ROWS - sum(verdict != EQUAL for _, verdict in rows)
     shown = []

@@ -124,7 +124,7 @@ pub(crate) fn header(text: &[u8]) -> Option<Result<u64, String>> {
     }))
 }
 
-/// The parser's error with the column but not the line, which is the number in the file.
+/// The parser's error with its column, but without its line: it is always 1, since each row is parsed alone.
 fn reason(text: &[u8], error: &serde_json::Error) -> String {
     let found = error.to_string();
     let found = found.split(" at line ").next().unwrap_or_default();

@@ -1,6 +1,7 @@
 """KV events: tells routers which blocks can be loaded from the host, and which from a disk.
 
-A block is announced in a medium while a prompt could resume from that medium at its end or deeper.
+A block is announced in a medium while a prompt could resume from that medium at the block's end,
+or deeper.
 Events have vLLM's own classes, hashes and block sizes, so that a router treats these blocks like
 those of the engine.
 """
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 _MOST_LORAS = 4096
-"""How many LoRAs of each tenant have their last namespace remembered."""
+"""For how many pairs of a LoRA and a tenant the last namespace is remembered."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Events:
         """How often a block is announced in a medium, by vLLM's hash. With draft layers a block has
         several keys."""
         self._emptied: object = None
-        """vLLM's own prefix cache when events were last taken."""
+        """What ``prefix_cache_of`` returned when events were last taken."""
         self._namespaces: dict[tuple[bytes, bytes], int] = {}
         """The last namespace of each LoRA and tenant, the most recently used one last."""
         cache.follow()
@@ -166,9 +167,9 @@ class Events:
     def take(self, pool: "BlockPool | None") -> "list[KVCacheEvent]":
         """Events since the last call.
 
-        When vLLM empties its own prefix cache, its event covers the worker's blocks in every
-        medium. So all blocks of this cache are announced anew, after their removal for routers that
-        keep the media apart.
+        When vLLM empties its own prefix cache, its event clears a worker's blocks in every medium.
+        So all blocks of this cache are announced anew. They are removed first, for routers that
+        keep the media apart and don't clear them.
         """
         found = None if pool is None else versions.prefix_cache_of(pool)
         anew = self._emptied is not None and found is not self._emptied

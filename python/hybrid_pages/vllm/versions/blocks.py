@@ -40,7 +40,8 @@ def blocks_to_finish(
         request: one that is not scheduled; it may hold blocks.
         computed: tokens that it has, or will have once its load is there.
         ahead: tokens after its prompt that its steps need room for.
-        local: tokens of them in blocks of vLLM's own cache, which it may share with others.
+        local: how many of the computed tokens are in blocks of vLLM's own cache, which other
+            requests may share.
     """
     coordinator = manager.coordinator
     name, tokens = request.request_id, request.num_tokens + ahead
@@ -93,7 +94,7 @@ def cached_keys(pool: "BlockPool") -> frozenset[bytes]:
 
 
 prefix_cache_of: "Callable[[BlockPool], object]" = attrgetter("cached_block_hash_to_block")
-"""vLLM's own prefix cache, as an identity: another object after it was emptied.
+"""An object that changes when vLLM empties its own prefix cache.
 
 ``BlockPool.reset_prefix_cache`` replaces the map, and only when no request holds a block.
 """

@@ -50,9 +50,9 @@ impl Arrival {
 pub struct Admission {
     /// Boundaries that the policy chose, shallow first.
     pub boundaries: Vec<usize>,
-    /// The deepest boundary below the limit up to which an earlier request was the same, if it is deeper than the one
-    /// to resume from. A state made there serves all requests that share the prefix. It is known from keys alone, so
-    /// evictions don't matter.
+    /// The deepest boundary, below the limit, up to which an earlier request had the same tokens; `None` unless it is
+    /// deeper than the boundary to resume from. A state made there serves all requests that share the prefix. It is
+    /// found by keys alone, whatever was evicted.
     pub fork: Option<usize>,
 }
 

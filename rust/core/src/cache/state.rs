@@ -1,7 +1,7 @@
 //! Everything that the cache's lock guards, and the moves that keep its parts in agreement.
 //!
-//! An entry in the host is pinned by somebody or with the host's policy, so `ready slots = free + pinned +
-//! evictable`, always. [`room`](super::room) says how entries leave tiers, [`poll`](super::poll) what the ends of
+//! Each entry in the host is either pinned or left to the host's policy, which may evict it. So `ready slots = free +
+//! pinned + evictable`, always. [`room`](super::room) says how entries leave tiers, [`poll`](super::poll) what the ends of
 //! copies to tiers below and back change.
 
 use super::announced::Announced;
@@ -108,7 +108,7 @@ impl CacheState {
         self.index.support(entry.home?, entry.class)
     }
 
-    /// Whether a tier has a page, and evicts nothing that it stands on before it.
+    /// Whether a tier has a page, and evicts no page before it in its prefix as long as it has that one.
     pub(super) fn protects(&self, tier: usize, page: EntryId) -> bool {
         self.entries.get(page).members.has(tier) && self.tiers.room(tier).protects(page)
     }
@@ -256,8 +256,8 @@ impl CacheState {
         }
     }
 
-    /// Adds to `pinned`, which ends with what hangs from a page of the host, the prefix that this page ends: as a
-    /// prefix pin where the policy protects what the page stands on, and page by page otherwise.
+    /// Adds the prefix that ends with a page of the host to `pinned`, whose last entry is or needs that page: as a
+    /// prefix pin where the policy [protects](Self::protects) the prefix, and page by page otherwise.
     pub(super) fn add_prefix(&self, pinned: &mut PinSet, page: EntryId, block: usize) {
         if self.protects(HOST, page) {
             pinned.prefix = Some(self.prefix_pin(page, block));

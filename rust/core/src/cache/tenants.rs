@@ -117,7 +117,8 @@ impl Tenants {
         }
     }
 
-    /// How many slots a tenant is to give up before it gets so many, and who it is; `None` if it can't.
+    /// How many slots a tenant must give up before it gets `slots` more, and the tenant's number; `None` if it can't
+    /// give up so many.
     pub(super) fn excess(&self, name: u64, slots: u64) -> Option<(u64, TenantId)> {
         let Some(share) = self.share else {
             return Some((0, TenantId::NONE));

@@ -6,7 +6,7 @@ use crate::ids::ClassKind;
 use super::checks::{check_count, check_name, check_unique};
 use super::segment::Segment;
 
-/// One layer's share of one of the engine's blocks on one rank: its segments, densely in order.
+/// What one layer keeps in one engine block on one rank: its segments, densely in order.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Layer {
     name: String,
@@ -56,7 +56,7 @@ impl Layer {
         &self.segments
     }
 
-    /// Bytes of one of the engine's blocks of this layer on one rank.
+    /// Bytes of this layer in one engine block on one rank.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -79,7 +79,7 @@ impl Group {
     /// The most engine blocks that one page or checkpoint may take.
     pub const MAX_BLOCKS_PER_ENTRY: usize = 1024;
 
-    /// A group of at least one layer, of which an entry takes one of the engine's blocks.
+    /// A group of at least one layer, whose entries take one engine block each.
     ///
     /// # Errors
     /// [`Error::Geometry`] on no layers, a size beyond memory, or a window where the kind has
@@ -116,8 +116,8 @@ impl Group {
         })
     }
 
-    /// Returns the group with several of the engine's blocks for one page or checkpoint: the engine's blocks hold fewer
-    /// tokens than the geometry's, or a state lies in several of them.
+    /// Returns the group with several engine blocks for each page or checkpoint. An engine may have blocks of fewer
+    /// tokens than the geometry, or keep a state in several blocks.
     ///
     /// # Errors
     /// [`Error::Geometry`] on none, more than [`MAX_BLOCKS_PER_ENTRY`](Self::MAX_BLOCKS_PER_ENTRY), or a
@@ -160,7 +160,7 @@ impl Group {
         &self.layers
     }
 
-    /// How many of the engine's blocks one page or checkpoint takes.
+    /// How many engine blocks one page or checkpoint takes.
     #[must_use]
     pub fn blocks_per_entry(&self) -> usize {
         self.blocks_per_entry

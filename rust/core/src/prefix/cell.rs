@@ -3,7 +3,7 @@
 use crate::ids::EntryId;
 use crate::slot::Places;
 
-/// The entry of one class at a boundary and how far it is, in four bytes: an id below
+/// The entry of one class at a boundary and where it is whole, in four bytes: an id below
 /// `EntryTable::MAX_ENTRIES` and three bits that tell a lookup all it asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IndexCell(u32);
@@ -22,7 +22,7 @@ impl IndexCell {
     const NONE: u32 = 5 << 29;
     const ID: u32 = (1 << 29) - 1;
 
-    /// The cell of an entry whose bytes are whole in `places`, of which others share some.
+    /// The cell of an entry whose bytes are whole in `places`. `shared`: the tiers that other caches use, too.
     pub(crate) const fn of(id: EntryId, places: Places, shared: Places) -> Self {
         let own = places.and(Places::BELOW).without(shared);
         let state = match (places.in_host(), own.is_empty()) {
@@ -56,10 +56,10 @@ impl IndexCell {
     }
 }
 
-/// The answer of an entry that is asked to leave.
+/// What becomes of an entry that is asked to leave a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// The entry wasn't where it was asked to leave, and so nothing that hangs from it is.
+    /// The entry wasn't in the place that it was asked to leave, so nothing that hangs from it is there either.
     Elsewhere,
     /// The entry stays, in fewer places.
     Stays(IndexCell),

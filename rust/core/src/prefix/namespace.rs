@@ -32,13 +32,13 @@ impl NamespaceRecord {
     }
 }
 
-/// Numbers for identities. One is freed with its last hold and its last boundary, and its number is
-/// never given again: nobody who kept it too long finds another identity under it.
+/// Numbers for identities. An identity is freed when nobody holds it and no boundary is known under it. Its number is
+/// never given again, so whoever kept the number too long does not find another identity under it.
 #[derive(Debug, Default)]
 pub(crate) struct Namespaces {
     ids: HashMap<Arc<[u8]>, NamespaceId>,
     records: HashMap<NamespaceId, NamespaceRecord>,
-    /// Numbers given so far; the next one.
+    /// How many numbers were given so far, which is also the next number.
     given: u64,
     identity_bytes: usize,
 }
@@ -82,8 +82,8 @@ impl Namespaces {
         self.seed(id).map(drop)
     }
 
-    /// A hash of the identity: the same whenever it comes back, under whatever number. Refuses what
-    /// [`check`](Self::check) rejects.
+    /// A hash of the identity, which does not depend on its number: an identity that was freed and comes back has the
+    /// hash it had. Refuses what [`check`](Self::check) rejects.
     pub(crate) fn seed(&self, id: NamespaceId) -> Result<u64> {
         self.records
             .get(&id)
@@ -133,7 +133,7 @@ impl Namespaces {
         self.records.get_mut(&id).expect(KNOWN)
     }
 
-    /// Holds a number that is known once more.
+    /// Adds a hold to a known number.
     pub(crate) fn hold(&mut self, id: NamespaceId) {
         self.record(id).holds += 1;
     }
@@ -212,7 +212,7 @@ impl Namespaces {
 
     /// Bytes of memory held.
     pub(crate) fn bytes(&self) -> usize {
-        // An identity stands behind two counts of its users.
+        // In the memory of an `Arc`, two counts of its users come before the identity.
         self.ids.allocation_size()
             + self.records.allocation_size()
             + self.identity_bytes

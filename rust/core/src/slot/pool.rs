@@ -25,8 +25,8 @@ impl SlotSet {
 /// All slots of one arena.
 #[derive(Debug)]
 pub(crate) struct SlotPool {
-    /// Successor of each slot in the list that it is in: the free one or its owner's. Slots from its
-    /// length on were never taken.
+    /// The next slot in the list that a slot is in: the list of free slots, or its owner's. Slots from the length of
+    /// this vector on were never taken.
     next: Vec<u32>,
     /// First slot that was given back.
     head: u32,
@@ -59,7 +59,7 @@ impl SlotPool {
         })
     }
 
-    /// Slots from 0 on that were taken before, whether they are free now or not.
+    /// How many slots were ever taken: these are the first ones, whether they are free now or not.
     pub(crate) fn used(&self) -> usize {
         self.next.len()
     }

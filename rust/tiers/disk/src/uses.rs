@@ -1,7 +1,7 @@
 //! Uses of entries and the policy's knowledge, both of which the next process takes over.
 //!
-//! The cache reports every use to the tier's policy, by id and without a time. A policy that wraps the tier's notes
-//! the uses by name, and tells the tier's policy the age of entries of earlier processes. An entry enters the room
+//! The cache reports every use to the tier's policy, by id and without a time. [`Noting`] wraps that policy: it notes
+//! the uses by name, and tells the policy the age of entries of earlier processes. An entry enters the room
 //! right after [`find`](hybrid_pages::tier::Below::find) and right before
 //! [`write`](hybrid_pages::tier::Below::write), so these calls tell which name belongs to an id.
 

@@ -225,7 +225,7 @@ impl MooncakeState {
         }
     }
 
-    /// How long the helper worked on a batch of reads that has arrived. It works on one batch after another.
+    /// How long the helper worked on a batch of reads that has arrived. The helper works on one batch after another.
     pub(crate) fn read_for(&mut self, given: Instant) -> Duration {
         let now = Instant::now();
         let last = self.brought.replace(now);

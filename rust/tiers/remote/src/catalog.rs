@@ -31,7 +31,7 @@ pub(crate) struct Catalog {
     packs: BTreeMap<PackId, CatalogPack>,
     /// Number of entries in all packs. An entry that several packs have counts several times.
     records: usize,
-    /// Objects with names of packs that are no packs of this identity. They are not read again.
+    /// Objects that have the name of a pack but hold no pack of this identity. They are not read again.
     refused: BTreeSet<PackId>,
     /// Packs that were gone when they were read. A store may still list them for a while.
     missed: HashSet<PackId>,
@@ -103,7 +103,7 @@ impl Catalog {
         self.missed.insert(pack);
     }
 
-    /// Makes packs that were gone wanted again, in case they are still listed.
+    /// Allows another read of packs that were gone, in case they are still listed.
     pub(crate) fn look_again(&mut self) {
         self.missed.clear();
     }
@@ -176,7 +176,7 @@ impl Catalog {
         }
     }
 
-    /// Removes a pack that is gone from the packs, or from those that are refused.
+    /// Forgets a pack that the store does not have any more, whether its table was added or refused.
     pub(crate) fn remove_pack(&mut self, id: PackId, classes: &[EntrySize]) {
         self.refused.remove(&id);
         let Some(pack) = self.packs.remove(&id) else {

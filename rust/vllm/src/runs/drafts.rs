@@ -108,7 +108,7 @@ impl Run {
     /// The boundary, in blocks, that the accepted tokens of an answer have newly reached; 0 if none.
     ///
     /// Before token `prefilled`, steps compute several known tokens: they pass boundaries without leaving a state, or
-    /// leave another one in the column.
+    /// leave another boundary's state in the column.
     pub(super) fn reached<R: RequestView>(
         &self,
         rules: &RunRules,

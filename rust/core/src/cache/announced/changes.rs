@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::ids::{NamespaceId, NodeId, PrefixKey};
 use crate::prefix::IndexCell;
 
-/// A medium that blocks are in. Announcements are made for each medium alone.
+/// A medium that blocks are in. Each medium has announcements of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Medium {
     /// The host's memory.
