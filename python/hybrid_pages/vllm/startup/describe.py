@@ -41,6 +41,5 @@ def describe(
         f"hybrid-pages: {which}N={geometry.block_tokens} tokens per block, groups: {groups}, "
         f"{f'states: {states}, ' if counts['recurrent'] else ''}ranks: {geometry.ranks}, page "
         f"{shown[0]}, checkpoint {shown[1]}, host budget {shown[2]} = {slots.count} slots of "
-        f"{shown[3]}, "
-        f"holds at least {tokens} tokens (with a checkpoint at every boundary)"
+        f"{shown[3]}, holds at least {tokens} tokens (with a checkpoint at every boundary)"
     )
