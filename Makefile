@@ -7,17 +7,19 @@ BIN := .venv/bin
 # The vLLMs that the scheduler is tested on beside the installed one, from requirements/vllm-VERSION.txt.
 VLLM_SOURCES := 0.33.0
 VLLM_STAMPS := $(VLLM_SOURCES:%=.cache/vllm-%/.stamp)
-# The glibc that wheels run on, and what they are for.
 MANYLINUX := manylinux_2_28
 WHEEL_TARGETS := x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu
 CORE := python/hybrid_pages/_core.abi3.so
 RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust -name '*.rs' -o -name Cargo.toml) \
     $(wildcard csrc/*.cu csrc/*.cuh csrc/*.h csrc/images/*)
-# How cargo optimises the package (Cargo.toml): whole programs are for wheels and for what is measured.
+# How cargo optimises (Cargo.toml): whole programs for benches and wheels. `make test` compiles once for package and wheel.
+TESTING := $(filter test,$(MAKECMDGOALS))
 PROFILE := $(if $(filter bench%,$(MAKECMDGOALS)),dist,release)
+export WHEEL_PROFILE := $(if $(TESTING),release,dist)
+GLIBC = $(if $(TESTING),--zig --compatibility $(MANYLINUX),--compatibility linux)
 
-# PYTHON is that of the environments: by default the first one on the PATH that vLLM supports.
-# Arguments: DEMO_ARGS for `hybrid-pages demo`, SERVE_ARGS, EXAMPLE_ARGS, PYTEST_ARGS, BENCH_ARGS, NEWEST_ARGS.
+# PYTHON makes the environments: by default the first on the PATH that vLLM supports. Arguments of programs: DEMO_ARGS,
+# SERVE_ARGS, EXAMPLE_ARGS, PYTEST_ARGS, BENCH_ARGS, NEWEST_ARGS.
 # Test processes at a time; PYTEST_ARGS=-n0 runs a suite in one, as a debugger needs it.
 JOBS ?= 2
 # Which of the random workloads `make fuzz` runs, and how much of each: scenarios, kernels' lists, trees, kills.
@@ -26,8 +28,7 @@ FUZZ ?= 512
 LISTS ?= 200000
 TREES ?= 16
 KILLS ?= 200
-# TAG is the tag that a release is made of, and WHEEL what a GPU checks: by default none, and the newest in dist/.
-# `make lock UPGRADE=--upgrade` moves every pin to the newest version.
+# TAG: the tag of a release. WHEEL: what a GPU checks, by default the newest in dist/. UPGRADE: --upgrade moves all pins.
 export TAG WHEEL
 
 # One Python for everything that cargo compiles: with another one, cargo would compile PyO3 again.
@@ -35,8 +36,7 @@ export PYO3_PYTHON := $(CURDIR)/$(LIGHT)/python
 unexport VIRTUAL_ENV CONDA_PREFIX PYTHONHOME PYTHONPATH
 # pyproject.toml names the backend in rust/python, which requires maturin itself.
 export MATURIN_NO_MISSING_BUILD_BACKEND_WARNING := 1
-# One step at a time: an engine, a build and a test suite do not share two cores well. For the demo, vLLM is fetched
-# while the package is built.
+# One step at a time. For the demo, vLLM is fetched while the package is built.
 ifeq ($(MAKECMDGOALS),demo)
 MAKEFLAGS += --jobs=2
 else
@@ -52,10 +52,11 @@ SAY = printf '==> %s\n'
 INSTALL = $(LIGHT)/uv pip install $(QUIET) --no-deps
 SYSTEM_PYTHON = $(or $(PYTHON),python3)
 PYTEST = $(BIN)/python -m pytest $(PYTEST_ARGS)
-# Single tests share out well. An engine serves its whole module, so a module stays in one process, in the given order.
+# An engine serves its whole module, so there a module stays in one process, in the given order.
 ABREAST = -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 MODULES_ABREAST = -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
-# Where a suite runs with two versions of a library, the older one runs each test once (tests/plugins/pairwise.py).
+# Which cases of slow suites run (tests/plugins/pairwise.py); of two versions of a library, the older runs each test once.
+EACH_VALUE = PYTEST_ADDOPTS=--cases=each
 OTHER_VERSION = PYTEST_ADDOPTS=--cases=one
 
 help: ## List the targets
@@ -112,11 +113,11 @@ ALONE = LD_LIBRARY_PATH=$(CURDIR)/.cache/mooncake/lib PYTHONPATH=$(CURDIR)/.cach
 	@mkdir -p .cache && rm -f .cache/built-* && touch $@
 
 # An editable install: the library goes beside the Python files, and a wheel of metadata points at them.
-$(CORE): .venv-light/.stamps/packages $(RUST_SOURCES) .cache/built-$(PROFILE)
+$(CORE): .venv-light/.stamps/packages $(if $(TESTING),.venv-release/.stamps/packages) $(RUST_SOURCES) .cache/built-$(PROFILE)
 	@$(SAY) "building the package (the first time some minutes, all processors busy)"
 	@rm -rf .venv-light/.editable
-	@$(LIGHT)/maturin pep517 build-wheel $(QUIET) --editable --locked --profile $(PROFILE) --compatibility linux \
-	    --interpreter $(LIGHT)/python --out .venv-light/.editable >/dev/null
+	@PATH=$(CURDIR)/.venv-release/bin:$$PATH $(LIGHT)/maturin pep517 build-wheel $(QUIET) --editable --locked \
+	    --profile $(PROFILE) $(GLIBC) --interpreter $(LIGHT)/python --out .venv-light/.editable >/dev/null
 	@touch $@
 
 %/.stamps/package: %/.stamps/packages $(CORE)
@@ -159,9 +160,9 @@ test-scheduler: .venv/.stamps/package $(VLLM_STAMPS) ## Test against the real sc
 	@$(SAY) "testing with the scheduler of the installed vLLM"
 	@$(OTHER_VERSION) $(BIN)/python $(ABREAST) tests/scheduler
 	@$(foreach version,$(VLLM_SOURCES),$(SAY) "testing with the scheduler of vLLM $(version)" && \
-	    HYBRID_PAGES_VLLM=$(CURDIR)/.cache/vllm-$(version) $(BIN)/python $(ABREAST) tests/scheduler &&) true
+	    HYBRID_PAGES_VLLM=$(CURDIR)/.cache/vllm-$(version) $(EACH_VALUE) $(BIN)/python $(ABREAST) tests/scheduler &&) true
 
-NEWEST := PYTHONPATH=$(CURDIR)/.cache/transformers-newest
+NEWEST := $(EACH_VALUE) PYTHONPATH=$(CURDIR)/.cache/transformers-newest
 test-transformers: .venv/.stamps/package .cache/transformers-newest/.stamp ## Test with the oldest and the newest supported Hugging Face transformers and torch, on tiny models
 	@$(SAY) "testing with Hugging Face transformers (about 2 minutes)"
 	@$(OTHER_VERSION) $(BIN)/python $(ABREAST) tests/transformers
@@ -240,7 +241,7 @@ sdist: .venv-light/.stamps/packages
 	@$(LIGHT)/maturin sdist --out dist
 
 check-wheel: wheel sdist ## Install the wheel and the source distribution into empty environments
-	@$(LIGHT)/python -m pytest $(PYTEST_ARGS) tests/packaging
+	@$(LIGHT)/python -m pytest $(PYTEST_ARGS) $(if $(TESTING),,--cases=all) tests/packaging
 check-release: wheel sdist check-dist ## Build and check what is published: glibc, metadata, licences, bill of materials
 check-dist: .venv-release/.stamps/packages
 	@.venv-release/bin/python -m pytest $(PYTEST_ARGS) tests/release

@@ -27,6 +27,7 @@ def test_every_prompt_is_restored_equal(arguments, capfd):
     assert shown["memory"]["resident_entries:pages"] > 0
 
 
+@pytest.mark.long
 def test_its_disk_is_gone_afterwards(arguments, capfd, monkeypatch, tmp_path):
     places = tmp_path / "places"
     places.mkdir()

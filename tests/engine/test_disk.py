@@ -1,4 +1,4 @@
-"""Real engines that are ended and start again on one disk."""
+"""Engines that start on a disk on which another one was killed."""
 
 import shutil
 import signal
@@ -15,39 +15,46 @@ from harness import Engine, Prompt
 from serve_disk import prompts, settings
 
 SCRIPT = Path(__file__).with_name("serve_disk.py")
-SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 # An idle engine writes what it has published within a second.
 IDLE_SECONDS = 1.5
 
 
+@pytest.fixture(
+    scope="module",
+    params=[signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)],
+)
+def number(request) -> signal.Signals:
+    """The signal that ends the first engine, while it is idle."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def folder(model, tmp_path_factory) -> Path:
+def folder(model, number, tmp_path_factory) -> Path:
     """A model's folder, whose weights may be changed."""
     return Path(shutil.copytree(model("qwen3.5"), tmp_path_factory.mktemp("model") / "weights"))
 
 
 @pytest.fixture(scope="module")
-def disk(folder, tmp_path_factory) -> Path:
-    """A disk that engines were ended on by each signal, while they were idle."""
+def disk(folder, number, tmp_path_factory) -> Path:
+    """A disk that an engine was ended on."""
     disk = tmp_path_factory.mktemp("disk") / "disk"
-    for number in SIGNALS:
-        process = subprocess.Popen(
-            [sys.executable, SCRIPT, folder, disk, number.name],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if line == "DONE\n":
-                break
-        else:
-            raise AssertionError("the engine ended:\n" + "".join(lines[-80:]))
-        time.sleep(IDLE_SECONDS)
-        process.send_signal(number)
-        process.stdout.read()
-        assert process.wait(60) == -number
+    process = subprocess.Popen(
+        [sys.executable, SCRIPT, folder, disk, number.name],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line == "DONE\n":
+            break
+    else:
+        raise AssertionError("the engine ended:\n" + "".join(lines[-80:]))
+    time.sleep(IDLE_SECONDS)
+    process.send_signal(number)
+    process.stdout.read()
+    assert process.wait(60) == -number
     return disk
 
 
@@ -77,19 +84,18 @@ def check_restored(engine: Engine, prompt: Prompt) -> None:
     assert restored == engine.local_hit(prompt, restored, 8)
 
 
-def test_a_restarted_engine_gives_what_the_local_hit_gives(start):
+def test_a_restarted_engine_gives_what_the_local_hit_gives(number, start):
     engine = start()
-    for number in SIGNALS:
-        for prompt in prompts(number.name, engine.N):
-            check_restored(engine, prompt)
+    for prompt in prompts(number.name, engine.N):
+        check_restored(engine, prompt)
     kernels = engine.half.connection.geometry.identity["kernels"]
     assert "CPU" in kernels and "gdn" in kernels, kernels
     assert not any("failures" in name for name in engine.stats())
 
 
-def test_a_prompt_larger_than_the_host_comes_back_in_waves(start):
+def test_a_prompt_larger_than_the_host_comes_back_in_waves(number, start):
     engine = start(host_gb=0.001)
-    _, long = prompts(SIGNALS[0].name, engine.N)
+    _, long = prompts(number.name, engine.N)
     arena = engine.half.connection.arena
     page, *_ = (
         item for item in engine.half.connection.geometry.classes if item.kind == "attention"
@@ -100,14 +106,13 @@ def test_a_prompt_larger_than_the_host_comes_back_in_waves(start):
     assert not any("failures" in name for name in engine.stats())
 
 
-def test_other_weights_under_the_same_path_restore_nothing(folder, start):
+def test_other_weights_under_the_same_path_restore_nothing(folder, number, start):
     path = next(folder.glob("*.safetensors"))
     tensors = load_file(path)
     name = next(name for name in tensors if "layers.1." in name and name.endswith("proj.weight"))
     tensors[name] = tensors[name] * 1.01
     save_file(tensors, path, metadata={"format": "pt"})
     engine = start()
-    for number in SIGNALS:
-        for prompt in prompts(number.name, engine.N):
-            assert engine.run(prompt, 8).resumed == 0
+    for prompt in prompts(number.name, engine.N):
+        assert engine.run(prompt, 8).resumed == 0
     assert engine.half.connection.disk.stats()["other_bytes"] > 0

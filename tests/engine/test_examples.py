@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fixtures import CACHE
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "vllm_offline.py"
 
 
+@pytest.mark.long
 def test_a_conversation_that_comes_back_is_restored_from_host_memory(model):
     model("qwen3.5")
     ended = subprocess.run(

@@ -7,6 +7,8 @@ forgets everything before each request.
 import random
 from collections.abc import Sequence
 
+import pytest
+
 from harness import Engine, Prompt, Result, patched, tokens
 from test_budget import budget
 
@@ -76,6 +78,7 @@ def check_that_wrong_entries_show(engine: Engine) -> None:
     assert len(entries) > 5
 
 
+@pytest.mark.long
 def test_reuse_finds_more_than_states_at_every_boundary_and_both_give_what_is_computed_cold(start):
     small = budget(20, 8)
     others = {"policy": "page-lru", "checkpoint_mode": "all", "checkpoint_interval": N}

@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).with_name("serve_once.py")
 
 
 # Around boundaries of 384 tokens and of 128, vLLM's default on a CPU.
-LENGTHS = (500, 900, 1200, 1536, 2100, 2700, 3333)
+LENGTHS = (500, 1536, 2700)
 
 
 def found(model: Path, ranks: int) -> dict:

@@ -80,6 +80,7 @@ def test_engines_give_what_the_local_hit_gives_for_what_others_computed(start, p
     engine.drain()
 
 
+@pytest.mark.long
 def test_a_consumer_that_starts_later_has_what_a_producer_computed(start, peer, shared):
     producer = peer("kv_producer")
     assert producer.run("produced") == 0

@@ -200,6 +200,7 @@ def test_hints_come_in_the_body_of_a_request(served: Server) -> None:
 # ---- afterwards
 
 
+@pytest.mark.long
 def test_memory_stays_flat(visitors: tuple[Visitor, Visitor]) -> None:
     """Requests that are sent alone, again and again, each time computed and stored anew.
 

@@ -10,6 +10,7 @@ import pytest
 from hybrid_pages import cli
 from hybrid_pages.demo.chat import ensure_chat
 
+pytestmark = pytest.mark.long
 CACHE = Path(__file__).parents[2] / ".cache"
 BLOCK = 32
 # As users run it: no flag that makes vLLM schedule synchronously or in one process.
@@ -95,7 +96,7 @@ def test_every_tier_gives_what_the_engine_computes_itself(verify, tmp_path):
 # Without --skip-tokenizer-init, transformers makes an empty tokenizer of a folder that has none.
 @pytest.mark.parametrize(
     ("plant", "flags"),
-    [("zero-state", IDS), pytest.param("swap-pages", FLAGS, marks=pytest.mark.long)],
+    [("zero-state", IDS), ("swap-pages", FLAGS)],
 )
 def test_a_planted_fault_shows(verify, model, plant, flags):
     status, found, said = verify(model("qwen3.5"), ["--plant", plant], flags)
@@ -107,7 +108,6 @@ def test_a_planted_fault_shows(verify, model, plant, flags):
     assert "answers differ from what the engine computes itself" in found["problems"][0]
 
 
-@pytest.mark.long
 def test_prompts_that_restore_nothing_are_a_bad_verdict(verify, model, tmp_path):
     prompts = tmp_path / "short.jsonl"
     prompts.write_text(json.dumps({"prompt_token_ids": list(range(20, 20 + BLOCK))}) + "\n")
@@ -120,7 +120,7 @@ def test_prompts_that_restore_nothing_are_a_bad_verdict(verify, model, tmp_path)
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        pytest.param(["--no-such-flag"], "flags of vLLM: ", marks=pytest.mark.long),
+        (["--no-such-flag"], "flags of vLLM: "),
         (["--no-enable-prefix-caching"], "prefix caching"),
     ],
 )

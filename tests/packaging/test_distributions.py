@@ -59,7 +59,7 @@ def installed(path, environment):
     return python
 
 
-@pytest.mark.parametrize("pattern", ["*.whl", "*.tar.gz"])
+@pytest.mark.parametrize("pattern", ["*.whl", pytest.param("*.tar.gz", marks=pytest.mark.long)])
 def test_installing_into_an_empty_environment_needs_nothing_else(pattern, tmp_path):
     python = installed(built(pattern), tmp_path / "environment")
     probe = subprocess.run(

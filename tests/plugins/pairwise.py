@@ -7,7 +7,8 @@ show with one value or with two values together, so that a part of the product f
 * ``--cases=each``: every value of every mark is in one case at least.
 * ``--cases=one``: one case of every test. Tests differ in which one, so that together they see most
   values. It is for a second version of a library, where all pairs run on the first one. What the
-  mark ``every_version`` is on, a test or a module, runs with all pairs there, too.
+  mark ``every_version`` is on, a test or a module, runs with all pairs there, too; what the mark
+  ``any_version`` is on does not run there at all.
 * ``--cases=all``: the whole product, and what the mark ``long`` is on, which no other choice runs.
 
 The choice depends on nothing but the names of the cases that are collected. A seed is not paired
@@ -79,6 +80,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "every_version: differs between versions of a library")
+    config.addinivalue_line("markers", "any_version: says nothing of the version of a library")
     config.addinivalue_line("markers", "long: runs with --cases=all alone")
 
 
@@ -88,11 +90,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if cases == "all":
         return
     tests = defaultdict(list)
+    marks = ["long", *(["any_version"] if cases == "one" else [])]
+    left_out = {item for item in items if any(map(item.get_closest_marker, marks))}
     for item in items:
-        is_long = item.get_closest_marker("long") is not None
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and not is_long:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and item not in left_out:
             tests[item.parent, item.originalname].append(item)
-    left_out = {item for item in items if item.get_closest_marker("long") is not None}
     for group in tests.values():
         group.sort(key=lambda item: crc32(item.nodeid.encode()))
         axes = [_axes(item) for item in group]

@@ -31,6 +31,9 @@ def test_differs(shape, kind): pass
 
 def test_plain(): pass
 
+@pytest.mark.any_version
+def test_of_no_version(): pass
+
 @pytest.mark.long
 def test_long(): pass
 
@@ -65,10 +68,10 @@ def test_only_cases_that_exist_are_asked_for() -> None:
 @pytest.mark.parametrize(
     ("cases", "passed"),
     [
-        ("all", 24 + 20 + 8 + 1 + 3),
-        ("pairs", 12 + 5 + 8 + 1 + 1),
-        ("each", 4 + 5 + 4 + 1 + 1),
-        ("one", 1 + 1 + 8 + 1 + 1),
+        ("all", 24 + 20 + 8 + 1 + 1 + 3),
+        ("pairs", 12 + 5 + 8 + 1 + 1 + 1),
+        ("each", 4 + 5 + 4 + 1 + 1 + 1),
+        ("one", 1 + 1 + 8 + 1 + 0 + 1),
     ],
 )
 def test_an_option_says_how_many_cases_run(

@@ -16,6 +16,7 @@ from simulation.hanging import build
 FILE = Path(__file__).with_name("hangs.py")
 
 
+@pytest.mark.any_version
 def test_over_a_disk_that_hangs(tmp_path: Path) -> None:
     """Every test of `hangs.py`, in one process that starts with the library."""
     if shutil.which("c++") is None:

@@ -83,7 +83,7 @@ def test_what_events_predict_is_what_is_restored(
     )
     workload = Workload(random.Random(f"{name} {options}"), BUSY)
     probed = 0
-    for round_ in range(6):
+    for round_ in range(3):
         workload.run(engine, 12)
         router.hear(engine)
         router.check()
@@ -103,7 +103,7 @@ def test_what_events_predict_is_what_is_restored(
             probed += 1
             router.hear(engine)
             router.check()
-    assert probed > 12
+    assert probed > 6
     assert router.heard_live
     engine.cache.clear()
     engine.generate(tokens(3))  # a prompt of no block

@@ -36,6 +36,7 @@ def test_importing_the_package_imports_neither_torch_nor_transformers():
     assert done.stdout.strip() == "[]", done.stderr
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("missing", ["transformers", "torch"])
 def test_a_missing_package_names_the_extra(missing):
     done = python(
@@ -49,6 +50,7 @@ def test_a_missing_package_names_the_extra(missing):
     assert "pip install 'hybrid-pages[transformers]'" in done.stderr
 
 
+@pytest.mark.any_version
 def test_an_old_transformers_is_refused_by_version(tmp_path):
     (tmp_path / "transformers.py").write_text("__version__ = '4.57.1'\n")
     done = python("import hybrid_pages.transformers", tmp_path)

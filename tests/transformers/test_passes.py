@@ -285,6 +285,7 @@ def test_memory_that_runs_out_in_the_trial_is_no_property_of_the_model(make, mon
         assert cache.stats().uncached == {"out of memory while trying the model out": 1}
 
 
+@pytest.mark.any_version
 def test_a_trial_compiles_nothing(make):
     model, compiled = make("lfm2"), []
 

@@ -1,21 +1,20 @@
 #!/bin/sh
-# Builds the wheel of each target into dist/, by default of this machine: `wheel.sh GLIBC [TARGET...]`.
+# Builds the wheel of each target into dist/, by default of this machine: `wheel.sh GLIBC [TARGET...]`, with the
+# profile $WHEEL_PROFILE.
 # Against zig's copy of an old glibc's symbols: with the system's, a wheel needs a glibc as new as the system's.
 set -eu
 compatibility=$1
 shift
 bin=$PWD/.venv-release/bin
 PATH=$bin:$PATH
-# A wheel for another machine has no Python here to ask.
-unset PYO3_PYTHON
 quiet=--quiet
 [ ! -t 1 ] || quiet=
 
 # build OPTION...
 build() {
     # shellcheck disable=SC2086
-    "$bin/maturin" build $quiet --profile dist --locked --zig --compatibility "$compatibility" --auditwheel check \
-        --out dist "$@"
+    "$bin/maturin" build $quiet --profile "$WHEEL_PROFILE" --locked --zig --compatibility "$compatibility" \
+        --auditwheel check --out dist "$@"
 }
 
 rm -f dist/*.whl
@@ -24,6 +23,7 @@ if [ $# -eq 0 ]; then
 fi
 for target; do
     printf '==> %s\n' "building the wheel for $target"
+    unset PYO3_PYTHON # A wheel for another machine has no Python here to ask.
     if ! "${RUSTC:-rustc}" --print target-libdir --target "$target" | xargs test -d; then
         echo "make: Rust has no library for it: rustup target add $target" >&2
         exit 1
