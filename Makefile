@@ -7,7 +7,6 @@ BIN := .venv/bin
 # The vLLMs that the scheduler is tested on beside the installed one, from requirements/vllm-VERSION.txt.
 VLLM_SOURCES := 0.33.0
 VLLM_STAMPS := $(VLLM_SOURCES:%=.cache/vllm-%/.stamp)
-MANYLINUX := manylinux_2_28
 WHEEL_TARGETS := x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu
 CORE := python/hybrid_pages/_core.abi3.so
 RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust -name '*.rs' -o -name Cargo.toml) \
@@ -16,7 +15,8 @@ RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust -name '*.
 TESTING := $(filter test,$(MAKECMDGOALS))
 PROFILE := $(if $(filter bench%,$(MAKECMDGOALS)),dist,release)
 export WHEEL_PROFILE := $(if $(TESTING),release,dist)
-GLIBC = $(if $(TESTING),--zig --compatibility $(MANYLINUX),--compatibility linux)
+MANYLINUX := manylinux_2_28
+GLIBC := --compatibility $(if $(TESTING),$(MANYLINUX) --zig,linux)
 
 # PYTHON makes the environments: by default the first on the PATH that vLLM supports. Arguments of programs: DEMO_ARGS,
 # SERVE_ARGS, EXAMPLE_ARGS, PYTEST_ARGS, BENCH_ARGS, NEWEST_ARGS.
@@ -46,7 +46,6 @@ unexport MAKEFLAGS MFLAGS MAKELEVEL
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
-# What takes long shows its progress in a terminal, and nothing in a log.
 QUIET = $$([ -t 1 ] || echo --quiet)
 SAY = printf '==> %s\n'
 INSTALL = $(LIGHT)/uv pip install $(QUIET) --no-deps
