@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use hybrid_pages::error::Error;
 use hybrid_pages_lab::{Budget, LabError, ReadOptions, SessionIds, Trace, replay};
 
-const SHARES: [f64; 4] = [0.005, 0.01, 0.02, 0.05];
+const SHARES: [f64; 2] = [0.01, 0.05];
 
 /// The conversation trace, its rows changed.
 fn conversation(mut change: impl FnMut(usize, &mut serde_json::Value)) -> Trace {
