@@ -136,6 +136,7 @@ def test_the_table_of_the_readme_is_what_the_command_prints(capsys):
     assert shown == {name: pytest.approx(rates, abs=0.02) for name, rates in printed.items()}
 
 
+@pytest.mark.long
 def test_the_table_of_known_sessions_is_what_the_command_prints(capsys):
     shown = {}
     for line in (ROOT / "docs" / "hints.md").read_text().splitlines():

@@ -21,6 +21,7 @@ def routed(capsys, *words):
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engines", [2, 8])
 def test_the_published_table_is_what_the_command_prints(capsys, engines):
     rows = routed(capsys, CONVERSATION, "--engines", engines, "--budget", "5%")

@@ -438,6 +438,7 @@ def test_an_error_where_progress_is_shown_ends_the_simulation(trace):
         run_fleets(Trace.open(trace), [(4, "load", None)], link=link(7000.0), done=show, **TERMS)
 
 
+@pytest.mark.long
 def test_the_published_rows_are_what_the_command_prints(capsys):
     """Those of 10 engines on the conversation trace."""
     words = ["--lasts", "20min", "--engines", "10", "--json"]

@@ -4,6 +4,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -123,8 +124,10 @@ def bound(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
                     yield name.id, value
 
 
-def reads_of(root: ast.Module) -> set[tuple[str, str]]:
-    fields, results = dict(HOLD), {}
+@cache
+def annotated() -> tuple[dict[str, str], dict[str, str]]:
+    """The class of each field of our objects, and of what each function of `versions/` returns."""
+    fields, results = dict(HOLD), dict[str, str]()
     for module in MODULES:
         other = tree(module)
         classes = classes_of(other)
@@ -136,7 +139,11 @@ def reads_of(root: ast.Module) -> set[tuple[str, str]]:
                     fields[name] = held
             if module.startswith(KNOWS) and isinstance(node, ast.FunctionDef):
                 results[node.name] = noted(node.returns, classes) or ""
-    return Reads(root, fields, results).found
+    return fields, results
+
+
+def reads_of(root: ast.Module) -> set[tuple[str, str]]:
+    return Reads(root, *annotated()).found
 
 
 def test_attributes_of_vllm_are_read_as_the_table_lists_them() -> None:
