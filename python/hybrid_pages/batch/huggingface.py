@@ -48,7 +48,8 @@ _STATES = _kinds(
     "LinearAttentionAndFullAttentionLayer",
     "LinearAttentionAndSlidingWindowAttentionLayer",
 )
-# Layers of these kinds keep something. One that has kept nothing yet looks like an empty place.
+# Layers of these kinds keep something. Until they do, their attributes look like those of a layer
+# that never keeps anything.
 _KEEPING = tuple(_kinds("CacheLayerMixin", "LinearAttentionCacheLayerMixin"))
 
 

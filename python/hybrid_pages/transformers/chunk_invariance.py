@@ -28,15 +28,18 @@ from hybrid_pages.transformers.torch_settings import rounding
 
 _TOKENS, _FIRST, _ENDINGS = 48, 8, 3
 _FEWEST = 6
-# Differences are of the logits' own size. Between passes of several lengths, healthy models of 2 to
-# 24 layers differ by at most 1.1 times what one rounding of the embeddings changes, ...
+# All differences are relative to the size of the logits. If a prompt is cut elsewhere, the logits
+# of healthy models of 2 to 24 layers differ by at most 1.1 times what one rounding of the
+# embeddings changes. This allows more.
 _MARGIN = 4.0
-# ... or by 1e-5 in float32, where rounding can look like nothing behind a quantised layer.
+# In float32 they may also differ by 1e-5: behind a quantised layer, a rounding of the embeddings
+# may change nothing. This allows more.
 _LEAST = 2e-5
 # A model that amplifies a rounding by more than this does not work in this dtype.
 _MOST = 1e4
-# Between endings, those differ by 0, or by 1e-5 if there are experts in float32. Quantised
-# activations that share a scale make it 5e-4 to 1, mostly above 1e-2.
+# If only later tokens of a pass differ, the logits of healthy models differ by 0, or by 1e-5 if
+# there are experts in float32. Quantised activations that share a scale make it 5e-4 to 1, mostly
+# above 1e-2.
 _MOST_OF_ENDINGS = 2e-4
 # Above the rounding of float32, below that of float16.
 _COARSE = 1e-5

@@ -75,7 +75,7 @@ class GenerateCall:
     Args:
         cached: the model and its store.
         request: what the call asks for.
-        state: of the model, from a look before the call.
+        state: the model's, as it was found before the call.
         regime: the range of lengths whose rotary frequencies the prompt has.
         salt: calls of different salts share nothing.
     """
@@ -173,7 +173,7 @@ class GenerateCall:
             return DynamicCache(config=config)
         if untested():
             self._try_static()
-        # As long as the longest so far: what was compiled for it fits again.
+        # No shorter than any before, so that code compiled for that length is used again.
         self._cached.static_tokens = max(self._cached.static_tokens, tokens)
         return StaticCache(config=config, max_cache_len=self._cached.static_tokens)
 
@@ -214,7 +214,7 @@ class GenerateCall:
         )
 
     def _changed(self) -> bool:
-        """Whether the model has changed since the call began; counted by what has."""
+        """Whether the model has changed since the call began. Counts the change by its kind."""
         changed = self._cached.watch.changed_meanwhile(self._state)
         if changed is not None:
             self._cached.watch.changes[f"{changed} while computing"] += 1

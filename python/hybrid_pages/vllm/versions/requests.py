@@ -105,5 +105,6 @@ def reloads_lora(lora: "LoRARequest") -> bool:
 
 
 def lora_layout(lora: "LoRARequest") -> str:
-    """How a LoRA's files are read, if a request tells."""
+    """A name for how a LoRA's files are read: its request says whether the weights of experts are
+    fused."""
     return "fused experts" if lora.is_3d_lora_weight else "as it is"

@@ -66,7 +66,7 @@ impl Cache {
         changes.unwrap_or_default()
     }
 
-    /// Announces nothing of a namespace any more, as long as its number is known: no request will ask there.
+    /// Announces no blocks of a namespace any more, until it is freed: for a namespace that no request will use.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown namespace.

@@ -62,7 +62,7 @@ impl TierPins {
         Some(TierPin { id, tier, serial })
     }
 
-    /// Whether the entry has been in its tier all the time.
+    /// Whether the entry has been in its tier since the pin was made.
     pub(super) fn lasts(&self, pin: &TierPin) -> bool {
         self.find(pin.id, pin.tier).as_ref() == Some(pin)
     }

@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::error::{Error, Result};
 use crate::ids::NamespaceId;
 
-/// Tables of no more places than this are left as they are.
+/// Tables with room for no more identities than this are not shrunk.
 const SMALL: usize = 64;
 
 const KNOWN: &str = "a namespace is known while it is held or has a boundary";

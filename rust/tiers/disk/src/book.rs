@@ -14,8 +14,9 @@ use crate::store::DiskStore;
 use hybrid_pages::tier::CopyId;
 use hybrid_pages_tiers::Name;
 
-/// Uses within one minute count as one, since each costs a write to the index. In minutes, a page was used no earlier
-/// than the entries that hang from it. Of the entries used in the same minute, the deepest leave first.
+/// Uses within one minute count as one, since each costs a write to the index. Counted in minutes, the last use of a
+/// page is no earlier than that of any entry that needs it. Of entries last used in the same minute, the deepest leave
+/// first.
 const USE_SECONDS: u64 = 60;
 
 /// An entry that is whole on disk.

@@ -4,7 +4,7 @@ use std::fs::File;
 
 use memmap2::MmapRaw;
 
-/// Most questions in one batch.
+/// Most questions in one batch. A question asks whether the store has an entry, and gets its header.
 pub(crate) const MOST_QUESTIONS: usize = 1024;
 /// Most cells: the helper never has more reads at a time.
 const MOST_CELLS: usize = MOST_GET_BATCHES * MOST_GETS;

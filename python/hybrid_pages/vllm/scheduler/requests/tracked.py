@@ -53,7 +53,8 @@ class Tracked:
     restore: Restore | None = None
     """The restore from tiers below, from the lookup until vLLM allocates blocks."""
     answer: int = 0
-    """How many tokens repeat an earlier answer whose state at that point was not kept."""
+    """Up to which token the prompt repeats an earlier prompt with a part of its answer, where the
+    engine had a state that was not kept. 0 for none."""
     lookup: Lookup | None = None
     """The last lookup, until the request is scheduled."""
     counted: bool = False
@@ -111,9 +112,9 @@ class Tracked:
 
     @property
     def stale(self) -> bool:
-        """Marks this run as stale: nothing of it is published.
+        """Whether this run is stale: nothing of it is published any more.
 
-        It goes on from bytes that are outdated by a reset, or not of its tokens any more.
+        It goes on from bytes that a reset has outdated, or that are not of its tokens any more.
         """
         return self.run.stale
 

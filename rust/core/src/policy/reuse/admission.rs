@@ -123,7 +123,8 @@ impl Reuse {
                 let from = past.origin;
                 self.conclude(at, false);
                 if !self.records[at].is_resident() {
-                    // A passed ghost is as good as dead, and records with an entry teach as much.
+                    // The record of a passed checkpoint that is gone would teach nothing that those of resident
+                    // ones do not.
                     self.forget(at);
                     return false;
                 }
@@ -135,7 +136,7 @@ impl Reuse {
         origin
     }
 
-    /// Notes that a boundary gets a checkpoint of a kind.
+    /// Notes in a record that a boundary gets a checkpoint of a kind, or would get it if it were admitted.
     fn plan(
         &mut self,
         boundary: u64,
@@ -256,8 +257,8 @@ impl Reuse {
         }
     }
 
-    /// Judges the checkpoints that a request will make, each with the pages that it needs beyond resident ones.
-    /// A boundary that was not wanted is judged again with every request that passes it.
+    /// Judges which checkpoints of a request are worth a write to a full tier, each with the pages that it needs beyond
+    /// resident ones. A boundary that was not wanted is judged again with every request that passes it.
     pub(super) fn select(&mut self, request: &NewRequest<'_>) {
         let Some(mut selection) = self.selection.take() else {
             return;

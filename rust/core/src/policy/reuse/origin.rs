@@ -55,6 +55,6 @@ pub(super) enum Standing {
     First,
     /// The request goes on from the last prompt of its session.
     Next,
-    /// The request's prompt differs from that of the turn before within that one.
+    /// The request's prompt does not begin with the last prompt of its session.
     Apart,
 }

@@ -14,13 +14,13 @@ use crate::policy::tenants::ByTenant;
 /// the pages that only it needs.
 ///
 /// - *Pages*: a page is evicted as soon as no checkpoint at or below it is left.
-/// - *Admission*: the end of a prompt, the fork and the boundary before the end; more of those
-///   before as their learned worth exceeds that of what is being evicted, and all of them while there
-///   is free room.
+/// - *Admission*: the end of a prompt, the fork and the boundary before the end get checkpoints. Boundaries further
+///   before the end get one if their learned worth is at least the mean worth of evicted checkpoints: all of them
+///   while nothing is evicted.
 /// - *Eviction*: the checkpoint of least worth goes first: its Gittins index x (blocks from the nearest checkpoint
 ///   above) / (the size of the checkpoint and of the pages that only it needs).
-/// - *Inheritance*: requests that would have resumed at an evicted checkpoint now resume at the nearest one
-///   above, its heir, which counts for as much until the evicted one's time has passed.
+/// - *Inheritance*: requests that would have resumed at an evicted checkpoint now resume at the nearest one above, its
+///   heir. While the evicted one is remembered, the heir counts with the larger index of the two.
 /// - *Sessions*: where applications name them, the hazards of first turns, of next turns and of ends that a session
 ///   has left behind are learned apart.
 pub struct Reuse {
