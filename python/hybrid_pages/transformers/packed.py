@@ -1,10 +1,11 @@
-"""Packed prefixes: prefixes that end where a cache with window layers stands.
+"""Packed prefixes: how a cache is stored whose window layers hold a part of a block.
 
-A window layer keeps the tokens that it still sees, which rarely begin with a block. In a cache that
-was not followed block by block, the first block that a boundary needs is therefore there in part.
-That part must not become the page of the block, which other boundaries need whole. Such a prefix is
-stored *packed*: behind its last block it has one more, with a key of its own and no tokens, whose
-window pages begin with the part. The part is never longer than a page.
+A window layer keeps only the tokens that it still sees, and the first of them is rarely the first
+of a block. A cache that was filled before anybody stored its blocks one by one thus has only a part
+of the first block that its last boundary needs. That part must not become the page of the block,
+which other boundaries need whole. So the prefix is stored *packed*: behind its last block it has
+one more, with a key of its own and no tokens, whose window pages begin with the part. The part is
+never longer than a page.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ pub(crate) const MOST_BLOCK_TOKENS: u64 = 1 << 20;
 /// The highest time in milliseconds, and the longest answer in tokens. Up to here a float holds every integer.
 const MOST: u64 = 1 << 53;
 
-/// One request of a trace file, in either format.
+/// One request of a trace file: of Mooncake's traces or of a recording.
 #[derive(Debug, Deserialize)]
 pub(crate) struct TraceRow {
     pub(crate) timestamp: f64,

@@ -75,8 +75,8 @@ impl PyCompletion {
 #[pyclass(frozen, subclass, name = "_Engine", module = "hybrid_pages._core")]
 pub struct PyEngine {
     engine: Arc<dyn Engine>,
-    /// Released when no copy can touch their memory any more. Hidden from the garbage collector, which could clear
-    /// them while a copy is in flight.
+    /// The Python objects that own the memory of the engine's blocks. Released when no copy can touch the memory any
+    /// more. Hidden from the garbage collector, which could clear them while a copy is in flight.
     owners: Mutex<Option<Py<PyAny>>>,
 }
 

@@ -63,7 +63,7 @@ pub(crate) enum Fate {
     Elsewhere,
     /// The entry stays, in fewer places.
     Stays(IndexCell),
-    /// The index forgets the entry. `known`: whether it stays known, as long as the boundary does, that a whole entry
-    /// was here.
+    /// The index forgets the entry. `known`: whether the cell then is [`IndexCell::GONE`], which says that a whole
+    /// entry was here.
     Gone { known: bool },
 }

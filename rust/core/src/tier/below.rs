@@ -42,7 +42,7 @@ pub enum Found {
 /// [`clear`](Self::clear) also undoes the writes before it that have not ended. Dropping the
 /// tier ends its copies: nothing touches the slots afterwards.
 ///
-/// An entry enters the room right after it was found, if it does, and right before it is written.
+/// An entry enters the room right before it is written, or right after it was found, if room could be made.
 ///
 /// A request waits for a read as long as the read takes, so a tier whose reads may hang needs a time limit
 /// of its own. Nothing waits for writes.
@@ -51,7 +51,7 @@ pub trait Below: Tier {
     /// The prefixes that the entries extend are kept from eviction, too, and don't count.
     fn queue_slots(&self) -> u64;
 
-    /// Whether the tier may decline an entry until that is [proven](NewEntry::proven): then the entry is offered again.
+    /// Whether the tier may decline an entry that is not [proven](NewEntry::proven) yet. A proven one is offered again.
     fn waits_for_proof(&self) -> bool {
         false
     }
@@ -61,7 +61,8 @@ pub trait Below: Tier {
         false
     }
 
-    /// Whether the tier wants to be asked for each entry that it has to ask others for: not if one question is enough.
+    /// Whether the tier asks others about each entry by its name, so that the cache should ask it about the rest of a
+    /// prompt, too. False if one question of the tier brings the answers for all entries.
     fn asks_for_each(&self) -> bool {
         true
     }
@@ -116,8 +117,7 @@ pub trait Below: Tier {
         self.remove(key);
     }
 
-    /// Everything is gone, also what this cache has not put there: the engine would now compute
-    /// other bytes under the same keys. Nobody may find or read the old ones again, nor after a
-    /// restart.
+    /// Everything is gone, also what this cache has not put there: the engine would now compute other bytes under the
+    /// same keys. Nobody may find or read the old ones again, even after a restart.
     fn clear(&mut self);
 }

@@ -24,7 +24,7 @@ pub enum Direction {
 pub struct EntryCopy {
     /// Index of the class in the geometry.
     pub class: usize,
-    /// The slots of its payload, in order.
+    /// The slots of the payload, in order.
     pub slots: Vec<SlotId>,
     /// The engine's blocks: of each group of the class, in order, as many as
     /// [`Group::blocks_per_entry`](crate::geometry::Group::blocks_per_entry) says. A load leaves out the
@@ -212,8 +212,8 @@ pub struct Stretch {
     pub length: usize,
 }
 
-/// `written` collects what earlier entries of the plan write: slots of a store, a group's blocks
-/// of a load.
+/// Checks an entry of a plan. `written` collects what earlier entries of the plan write: slots of a store, blocks of
+/// groups of a load.
 fn check(
     layout: &TransferLayout,
     memory: &SlotMemory,

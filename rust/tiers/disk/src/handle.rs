@@ -1,4 +1,4 @@
-//! The handle of a disk, for the owner of the cache, since the cache takes the tier.
+//! The handle of a disk: what the owner of a cache keeps when the tier itself has gone into the cache.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -26,7 +26,8 @@ use crate::stats::RemoteFailure;
 
 /// Most packs that are on their way at a time.
 const PACKS: usize = 4;
-/// Most packs that are removed one by one after a reset. The sign covers all of them.
+/// Most packs that are removed one by one after a reset. A [sign](sign_of), which this process puts into the store,
+/// makes others ignore all its packs anyway.
 const MOST_OWN: usize = 1 << 16;
 
 /// Serves writes until the store is closed.

@@ -18,7 +18,7 @@ const CLEARED: &str = "cleared-";
 /// Permissions for the owner alone.
 pub(crate) const PRIVATE: Mode = Mode::RWXU;
 
-/// A directory of another identity.
+/// A directory of an identity that is not in use here, or one that is cleared.
 #[derive(Debug, Clone)]
 pub(crate) struct Other {
     pub(crate) name: String,
