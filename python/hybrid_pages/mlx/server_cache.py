@@ -125,7 +125,8 @@ class ServerPromptCache:
     def plan(self, prompt: list[int], ends: Sequence[int]) -> list[int]:
         """Announces a prompt. Returns after which tokens a pass should end to store a state.
 
-        ends: of the prompt's messages. A state there serves prompts that go on with another one.
+        ends: where the messages of the prompt end. A state there serves prompts whose next message
+        is another one.
         """
         if self._store is None or self._admissions is None or _has_images(prompt):
             return []

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 _DERIVED = ("inv_freq", "long_inv_freq", "max_seq_len_cached")
-"""Attributes that such a module computes in a forward pass from its config and the length."""
+"""Attributes that a rotary embedding computes in a forward pass from its config and the length."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def derived(module: Any) -> frozenset[str]:
     prefixes = ["" if layer is None else f"{layer}_" for layer, _ in types]
     names = {f"{prefix}{name}" for prefix in prefixes for name in _DERIVED}
     if any(layer is not None for layer, _ in types):
-        # It is written under this name, and read under names with the kinds of layers.
+        # Forward passes write this name, but read names that begin with a kind of layers.
         names.add("attention_scaling")
     return frozenset(names | {"max_seq_len_cached"})
 

@@ -175,7 +175,8 @@ class StoreJobs:
 
         Args:
             outcomes: by job, of one or more ranks.
-            trusted: whether every rank has what the scheduler planned.
+            trusted: whether all ranks have confirmed the geometry, and the connector
+                has not stopped. If not, nothing is published.
         """
         self.core.ended(self, outcomes, trusted)
 

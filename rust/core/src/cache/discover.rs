@@ -154,7 +154,7 @@ impl CacheState {
             search.left -= 1;
             let known = self.index.child(parent, block, namespace, key);
             if known.is_none() && self.index.has(namespace, key) {
-                return; // No hash chained to those before it.
+                return; // The key is known behind another prefix, so keys are not chained.
             }
             let mut node = known;
             for &class in &classes {
@@ -189,11 +189,11 @@ impl CacheState {
             query.next = (block + 1) % blocks;
             let mut node = self.index.child(None, block, search.namespace, key);
             if node.is_some() {
-                continue; // What reads failed for is looked for apart.
+                continue; // `find_unread` looks for entries at known boundaries.
             }
             if self.index.has(search.namespace, key) {
                 query.next = 0;
-                break; // No hash chained to those before it.
+                break; // As above: keys are not chained.
             }
             for &class in &classes {
                 node = self.find(search, (node, None), block, key, class).or(node);
@@ -278,7 +278,7 @@ impl CacheState {
     }
 
     /// When a tier has to ask others for the page of a block, asks it for everything from there on: a portion at a
-    /// time, and once. Nothing can be made known without that page: then all is asked for again.
+    /// time, and once. Entries behind that page can't be made known before it is, so a later lookup asks again.
     fn ask_for_rest(&mut self, search: &mut Search, keys: &[PrefixKey], from: usize) {
         let Some(prompt) = prompt_of(search.namespace, keys) else {
             return;

@@ -12,9 +12,9 @@ use crate::ids::{EntryId, TenantId};
 pub(super) struct PrefixPin {
     pub(super) page: EntryId,
     pub(super) block: usize,
-    /// Slots of the prefix that it ends, at most.
+    /// At most so many slots hold the pages of the prefix.
     pub(super) slots: u64,
-    /// The tenant against whose share they count.
+    /// The tenant against whose share these slots count.
     pub(super) tenant: TenantId,
 }
 
@@ -42,7 +42,7 @@ impl PinSet {
 pub(super) struct PrefixPins {
     /// The pinned pages. Each has the number of pins that stand for its prefix, and its tenant.
     pages: HashMap<EntryId, (u32, TenantId)>,
-    /// Slots of their prefixes, at most: a slot counts once for each prefix that it is in.
+    /// Slots of all pinned prefixes, at most: a slot counts once for each prefix that it is in.
     bound: u64,
     /// The part of `bound` that counts against each tenant.
     of_tenants: HashMap<TenantId, u64>,
@@ -79,7 +79,7 @@ impl PrefixPins {
         !self.pages.is_empty()
     }
 
-    /// Slots that stand under the pinned pages, at most: of one tenant, or of all.
+    /// Slots of pinned prefixes, at most: of one tenant, or of all.
     pub(super) fn bound(&self, tenant: Option<TenantId>) -> u64 {
         tenant.map_or(self.bound, |tenant| {
             self.of_tenants.get(&tenant).copied().unwrap_or_default()

@@ -35,7 +35,7 @@ pub struct Lists {
 }
 
 impl Lists {
-    /// Makes empty lists, of which there are so many.
+    /// Makes `count` empty lists.
     pub fn new(count: usize) -> Self {
         let empty = Ends {
             first: END,
@@ -47,7 +47,7 @@ impl Lists {
         }
     }
 
-    /// Adds empty lists until there are so many.
+    /// Adds empty lists until there are `count`.
     pub fn grow(&mut self, count: usize) {
         if count > self.ends.len() {
             let empty = Ends {

@@ -13,6 +13,7 @@ use crate::prefix::PrefixIndex;
 struct NodeMark {
     /// Whether the boundary's page and all pages before it are in the medium.
     rooted: bool,
+    /// Whether a prompt can resume at the boundary from this medium alone.
     usable: bool,
     /// Whether the follower was told of the boundary.
     told: bool,
@@ -30,8 +31,8 @@ type Gone = HashMap<(NamespaceId, PrefixKey), (u32, Option<Note>)>;
 pub(super) struct Told {
     medium: Medium,
     marks: Vec<NodeMark>,
-    /// For each node and window class: how many blocks in a row, up to here and up to the window, have
-    /// their page in the medium.
+    /// For each node and window class: how many blocks in a row, of which the node's is the last, have their page in
+    /// the medium. Not counted beyond the width of the window.
     runs: Vec<u32>,
     queue: Vec<u32>,
     gone: Gone,
@@ -165,7 +166,7 @@ impl Told {
         }
     }
 
-    /// Counts again how many window pages in a row are there, here and behind.
+    /// Counts again how many window pages in a row are there, at a node and at those behind it.
     fn rerun(&mut self, index: &PrefixIndex, top: NodeId, window: usize, there: bool) {
         let (class, blocks) = index.roles().windows[window];
         let windows = index.roles().windows.len();
