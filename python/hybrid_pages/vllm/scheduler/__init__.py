@@ -1,1 +1,1 @@
-"""The scheduler half: what is where, what is stored, and what is loaded."""
+"""The scheduler half: finds prefixes in the cache, and plans stores and loads for the workers."""

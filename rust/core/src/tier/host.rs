@@ -35,7 +35,7 @@ impl Host {
             .expect("room was made for the entry")
     }
 
-    /// Takes slots for bytes that are no member's. Room must have been made.
+    /// Takes slots for bytes that only one restore uses. Room must have been made.
     pub(crate) fn lend(&mut self, size: u32) -> SlotSet {
         self.room.take(size);
         self.pool.take(size).expect("room was made for the bytes")
@@ -48,7 +48,7 @@ impl Host {
         self.pool.give(slots);
     }
 
-    /// Hands out no slots but the first so many from now on.
+    /// Hands out only the first `slots` slots from now on.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if one behind them was taken before, or there are not as many.

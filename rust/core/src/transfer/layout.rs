@@ -83,8 +83,8 @@ impl Span {
 }
 
 impl TransferLayout {
-    /// Checks exactly one map for each layer of the geometry. `num_blocks` has for each group how many
-    /// blocks the engine has there.
+    /// Makes a layout from maps, and checks that each layer of the geometry has exactly one. `num_blocks`: how many
+    /// blocks the engine has, by group.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] on a rank, group or layer that does not exist, is mapped twice

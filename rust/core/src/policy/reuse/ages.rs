@@ -151,7 +151,7 @@ impl Ages {
         }
         let queue = &mut self.queues[bin];
         let life = *queue.first()?;
-        // By its age: the end of a bin may lie behind the last moment that a clock can name.
+        // Ages are compared, not times: the end of a bin may lie behind the last moment that a clock can name.
         if now.saturating_sub(life.since) < end {
             self.due[bin] = life.since.saturating_add(end);
             return None;

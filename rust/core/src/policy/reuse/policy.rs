@@ -38,7 +38,7 @@ impl Reuse {
         }
     }
 
-    /// Forgets a ghost: nothing counts for its heir any more.
+    /// Forgets a ghost. Its heir inherits nothing from it any more.
     pub(super) fn forget(&mut self, at: u32) {
         self.disinherit(at);
         self.records.forget(at);
