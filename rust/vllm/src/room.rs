@@ -59,7 +59,7 @@ pub fn make_room<T: Tables, K: Deref<Target = [PrefixKey]>>(
 ) -> Result<Option<Reserved>, T::Error> {
     let (namespace, wished) = (request.namespace, request.blocks.clone());
     let unwritten = if request.hints.is_some() {
-        wished.start // Hints say how all of it is kept, what is there included.
+        wished.start // Hints also apply to entries that the cache already has.
     } else {
         cache.unwritten(namespace, &keys(wished.end)?, wished.start)?
     };

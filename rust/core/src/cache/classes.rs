@@ -22,7 +22,7 @@ pub(super) struct Classes {
     slot_bytes: u64,
     /// Entries of write leases that have not ended.
     writing: u64,
-    /// Entries that left the host since a page before them did.
+    /// Entries that left the host because a page before them did.
     reclaimed: u64,
 }
 
@@ -100,7 +100,7 @@ impl Classes {
         self.records[class].evicted += 1;
     }
 
-    /// Entries left the host since a page before them did.
+    /// Entries left the host because a page before them did.
     pub(super) fn count_reclaimed(&mut self, entries: u64) {
         self.reclaimed += entries;
     }

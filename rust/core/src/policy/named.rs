@@ -34,9 +34,9 @@ pub fn retaining(policy: impl Policy + 'static) -> Box<dyn Policy> {
     Box::new(Retaining::new(policy))
 }
 
-/// Makes the policy of an empty cache. `reuse` weighs checkpoints with the pages above them: where there
-/// are no checkpoints, or window pages without attention pages, it is least recently used with a checkpoint at the
-/// end of a request and where it leaves known pages.
+/// Makes the policy of an empty cache. `reuse` weighs checkpoints with the pages above them. Where there are no
+/// checkpoints, or window pages without attention pages, `reuse` evicts what was used longest ago, and admits
+/// checkpoints at the end of a request and where the request leaves known pages.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for a name that is neither in [`NAMES`] nor [added](add).

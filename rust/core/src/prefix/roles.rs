@@ -21,7 +21,7 @@ impl Roles {
         attention.into_iter().chain(others)
     }
 
-    /// The first block of which a resumption after block `last` needs more than its page.
+    /// The first block of which a resumption after block `last` needs more than the attention page.
     pub(crate) fn seen_from(&self, last: usize) -> usize {
         let widest = self.windows.iter().map(|&(_, blocks)| blocks).max();
         (last + 1).saturating_sub(widest.unwrap_or(0))

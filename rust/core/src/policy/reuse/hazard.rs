@@ -41,7 +41,7 @@ const BEFORE: u16 = 2;
 const PASSED: u16 = 8;
 const CONTINUED: u16 = 9;
 const NAMED: u16 = 15;
-/// Standing, after those of requests, of an end whose session went on elsewhere.
+/// The number behind those of all [`Standing`]s: it marks an end whose session went on elsewhere.
 const GONE_ON: u16 = 4;
 /// Hazard of half an octave before anything was learned.
 const PRIOR: f32 = 0.05;

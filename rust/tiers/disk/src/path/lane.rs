@@ -120,7 +120,8 @@ impl DiskLane {
         }
     }
 
-    /// Renames a directory so that nobody opens it again. Returns the new name, which outlives the process at once.
+    /// Renames a directory so that nobody opens it again. Returns the new name, which stays even if the process ends
+    /// now. To survive a loss of power it needs a [`sync`](Self::sync).
     pub(crate) fn set_aside(&self, door: &dyn Door, name: &str) -> io::Result<String> {
         let aside = cleared()?;
         match door.rename(self.folder.as_fd(), name, &aside) {
