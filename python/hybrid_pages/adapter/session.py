@@ -53,7 +53,10 @@ class Session(Generic[States]):
         self._kept_at = 0
 
     def resume(self) -> int:
-        """Announces the request, and restores the longest known prefix; how many tokens it has."""
+        """Announces the request, and restores the longest known prefix.
+
+        Returns how many tokens were restored.
+        """
         keys = self._prefix.keys
         self._wanted = deserving(self._admissions.admit(self._namespace, keys, self._tokens))
         with self._entries.reach(self._namespace, keys, limit=self._limit) as reach:
@@ -74,7 +77,7 @@ class Session(Generic[States]):
         The caller computes the rest of the prompt: all of it if the cache has seen no token yet.
         """
         done, continues = self._offered, self._runtime.continues()
-        # With rotary scaling, a pass has the keys of its own length: none ends before `floor`.
+        # With rotary scaling, keys depend on where a pass ends: no pass ends before `floor`.
         first = max(done, self._floor // self._size)
         stops = sorted(stop for stop in self._wanted if first < stop <= self._limit)
         if not continues:

@@ -75,7 +75,7 @@ class GenerateCall:
     Args:
         cached: the model and its store.
         request: what the call asks for.
-        state: the model's, as it was found before the call.
+        state: the state of the model before the call.
         regime: the range of lengths whose rotary frequencies the prompt has.
         salt: calls of different salts share nothing.
     """

@@ -1,1 +1,1 @@
-"""When an engine starts: checks before the model loads, and what the log says."""
+"""The start of an engine: checks before the model loads, and descriptions for the log."""

@@ -87,7 +87,7 @@ impl CacheState {
         if !entry.members.without(page.members).is_empty() {
             return wrong("is in a tier that lacks the page before it");
         }
-        // A write lease may pin the last page of a prefix instead of all its pages.
+        // Write leases and copies may pin the last page of a prefix instead of all its pages.
         let alone = self.prefix_pins.any();
         if entry.members.in_host() && entry.pins > 0 && page.pins == 0 && !alone {
             return wrong("is held, the page before it is not");

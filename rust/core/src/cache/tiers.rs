@@ -15,7 +15,7 @@ use crate::tier::{Below, Host, Room, Tier};
 /// A tier below the host, with counts.
 pub(super) struct LowerTier {
     pub(super) tier: Box<dyn Below>,
-    /// Slots of the host that writes to it read.
+    /// Slots of the host whose bytes are waiting to be written to this tier, or are being written.
     pub(super) queued: u64,
     /// The blocks of reads that failed, by boundary and class. The tier may have these entries still, and is asked
     /// again.

@@ -9,11 +9,12 @@ use crate::slab::Slab;
 #[derive(Debug)]
 pub(crate) struct EntryRecord {
     pub(crate) class: usize,
-    /// The boundary under which the index knows it; `None` once it was dropped from there and only leases keep it.
+    /// The boundary under which the index knows the entry. `None` once the index has dropped the entry, and only leases
+    /// keep it.
     pub(crate) home: Option<NodeId>,
-    /// Number of leases and copies that need its slots: while there is one, they are not reused.
+    /// Number of leases and copies that need the slots of the entry: while there is one, they are not reused.
     pub(crate) pins: u32,
-    /// Slots of the host that the entry owns. They outlast its membership of the host while it is pinned.
+    /// Slots of the host that the entry owns. While the entry is pinned, it keeps them even if it has left the host.
     pub(crate) slots: Option<SlotSet>,
     /// Tiers that the entry is a member of: they have room for it, and its bytes are whole there or on their way.
     pub(crate) members: Places,

@@ -53,8 +53,8 @@ class Tracked:
     restore: Restore | None = None
     """The restore from tiers below, from the lookup until vLLM allocates blocks."""
     answer: int = 0
-    """Up to which token the prompt repeats an earlier prompt with a part of its answer, where the
-    engine had a state that was not kept. 0 for none."""
+    """The deepest boundary of the prompt, in tokens, that lies in an earlier answer and whose state
+    was not kept. 0 for none."""
     lookup: Lookup | None = None
     """The last lookup, until the request is scheduled."""
     counted: bool = False

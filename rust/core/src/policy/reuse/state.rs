@@ -16,7 +16,7 @@ use crate::policy::tenants::ByTenant;
 /// - *Pages*: a page is evicted as soon as no checkpoint at or below it is left.
 /// - *Admission*: the end of a prompt, the fork and the boundary before the end get checkpoints. Boundaries further
 ///   before the end get one if their learned worth is at least the mean worth of evicted checkpoints: all of them
-///   while nothing is evicted.
+///   as long as nothing was evicted.
 /// - *Eviction*: the checkpoint of least worth goes first: its Gittins index x (blocks from the nearest checkpoint
 ///   above) / (the size of the checkpoint and of the pages that only it needs).
 /// - *Inheritance*: requests that would have resumed at an evicted checkpoint now resume at the nearest one above, its

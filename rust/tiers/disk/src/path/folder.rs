@@ -18,7 +18,7 @@ const CLEARED: &str = "cleared-";
 /// Permissions for the owner alone.
 pub(crate) const PRIVATE: Mode = Mode::RWXU;
 
-/// A directory of an identity that is not in use here, or one that is cleared.
+/// A directory in a lane: that of an identity, or a cleared one.
 #[derive(Debug, Clone)]
 pub(crate) struct Other {
     pub(crate) name: String,
