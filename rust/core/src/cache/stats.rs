@@ -2,7 +2,7 @@
 
 use crate::tier::Usage;
 
-/// Counts and sizes of a cache at one moment, in the host: see [`TierStats`] for the others.
+/// Counts and sizes of a cache at one moment, in the host. For the tiers below see [`TierStats`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CacheStats {
     /// Slots in all.
@@ -56,7 +56,7 @@ pub struct CacheStats {
 pub struct TierStats {
     /// Name of the tier.
     pub name: String,
-    /// Room at this moment, in slots, and who left it.
+    /// The room at this moment, in slots, and the number of evicted entries.
     pub usage: Usage,
     /// Entries written.
     pub written: u64,

@@ -90,8 +90,8 @@ impl CircuitBreaker {
         true
     }
 
-    /// Reports a failure of something that was tried without asking [`may_try`](Self::may_try). After a pause, it
-    /// begins the next one. Returns whether a pause begins.
+    /// Reports a failure of something that was tried without asking [`may_try`](Self::may_try). If a pause
+    /// is over, the failure begins the next one. Returns whether a pause begins.
     pub fn failed_untold(&mut self) -> bool {
         if !self.is_open() {
             return self.failed();
