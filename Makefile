@@ -14,7 +14,7 @@ RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust -name '*.
 # How cargo optimises (Cargo.toml): whole programs for benches and wheels. `make test` compiles once for package and wheel.
 TESTING := $(filter test,$(MAKECMDGOALS))
 PROFILE := $(if $(filter bench%,$(MAKECMDGOALS)),dist,release)
-export WHEEL_PROFILE := $(if $(TESTING),release,dist)
+WHEEL_PROFILE := $(if $(TESTING),release,dist)
 MANYLINUX := manylinux_2_28
 GLIBC := --compatibility $(if $(TESTING),$(MANYLINUX) --zig,linux)
 
@@ -150,16 +150,16 @@ test-batch: .venv/.stamps/package ## Test batches of hybrid caches against each 
 test-mlx: .venv-mlx/.stamps/package ## Test with mlx-lm on its CPU backend: tiny models of all its hybrid families, and its server (about 2 minutes)
 test-engine: .venv/.stamps/package ## Test on real vLLM engines, scheduled asynchronously as on a GPU (about 6 to 14 minutes)
 test-docs test-engine: ABREAST = $(MODULES_ABREAST)
-# Each of these suites runs in the environment that it names.
+test-mlx: CASES = $(EACH_VALUE)
 test-python test-docs test-batch test-mlx test-engine: test-%:
 	@$(SAY) "testing what is in tests/$*"
-	@$(firstword $(subst /, ,$<))/bin/python $(ABREAST) tests/$*
+	@$(CASES) $(firstword $(subst /, ,$<))/bin/python $(ABREAST) tests/$*
 
 test-scheduler: .venv/.stamps/package $(VLLM_STAMPS) ## Test against the real schedulers of all supported vLLMs, without kernels
 	@$(SAY) "testing with the scheduler of the installed vLLM"
 	@$(OTHER_VERSION) $(BIN)/python $(ABREAST) tests/scheduler
 	@$(foreach version,$(VLLM_SOURCES),$(SAY) "testing with the scheduler of vLLM $(version)" && \
-	    HYBRID_PAGES_VLLM=$(CURDIR)/.cache/vllm-$(version) $(EACH_VALUE) $(BIN)/python $(ABREAST) tests/scheduler &&) true
+	    $(EACH_VALUE) HYBRID_PAGES_VLLM=$(CURDIR)/.cache/vllm-$(version) $(BIN)/python $(ABREAST) tests/scheduler &&) true
 
 NEWEST := $(EACH_VALUE) PYTHONPATH=$(CURDIR)/.cache/transformers-newest
 test-transformers: .venv/.stamps/package .cache/transformers-newest/.stamp ## Test with the oldest and the newest supported Hugging Face transformers and torch, on tiny models
@@ -232,9 +232,9 @@ check-kernels: .cache/kernels/.stamp ## Compile the kernels again and check: the
 .PHONY: wheel release-wheels sdist check-wheel check-release check-dist check-version release-page licences
 wheel: .venv-release/.stamps/packages ## Build the wheel into dist/, for this kind of machine and glibc 2.28 or newer
 	@$(SAY) "building the wheel (about 5 minutes the first time)"
-	@tools/make/wheel.sh $(MANYLINUX)
+	@tools/make/wheel.sh $(WHEEL_PROFILE) $(MANYLINUX)
 release-wheels: .venv-release/.stamps/packages ## Build the wheels of all kinds of machines into dist/
-	@tools/make/wheel.sh $(MANYLINUX) $(WHEEL_TARGETS)
+	@tools/make/wheel.sh $(WHEEL_PROFILE) $(MANYLINUX) $(WHEEL_TARGETS)
 sdist: .venv-light/.stamps/packages
 	@rm -f dist/*.tar.gz
 	@$(LIGHT)/maturin sdist --out dist

@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import tomllib
@@ -61,6 +62,12 @@ def crate_dependencies(root: Path) -> Iterator[tuple[str, str]]:
 # Python
 
 
+@cache
+def _imports(text: str) -> list[ast.Import | ast.ImportFrom]:
+    nodes = ast.walk(ast.parse(text))
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def python_imports(package: Path) -> Iterator[tuple[str, str]]:
     """(importer, imported) of full module names below a package, also for types alone."""
     modules = {
@@ -73,10 +80,10 @@ def python_imports(package: Path) -> Iterator[tuple[str, str]]:
         importer = name.removesuffix(".__init__")
         # What a relative import starts from.
         here = importer.split(".") if path.stem == "__init__" else importer.split(".")[:-1]
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in _imports(path.read_text()):
             if isinstance(node, ast.Import):
                 named = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
+            else:
                 base = here[: len(here) + 1 - node.level] if node.level else []
                 module = ".".join([*base, *filter(None, [node.module])])
                 # `from package import name`: a module of that name, or something in the package.
@@ -84,8 +91,6 @@ def python_imports(package: Path) -> Iterator[tuple[str, str]]:
                     full if (full := f"{module}.{alias.name}") in modules else module
                     for alias in node.names
                 ]
-            else:
-                continue
             for imported in named:
                 if imported in modules and imported != importer:
                     yield importer, imported

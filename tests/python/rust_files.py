@@ -7,7 +7,7 @@ declare a module, or to re-export what another file defines, is not to use it.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 _DEFINES = re.compile(
@@ -18,6 +18,7 @@ _USE = re.compile(r"(\bpub\s*(?:\([^)]*\)\s*)?)?\buse\s+([^;]+);")
 _PATH = re.compile(r"(?<![\w:])(?:\w+::)+\w+")
 
 
+@cache
 def code(source: str) -> str:
     """The source without comments and without what strings say."""
     source = re.sub(r"/\*.*?\*/", "", source, flags=re.S)

@@ -113,7 +113,9 @@ def test_the_list_of_targets_can_be_read():
 def test_what_is_measured_is_built_as_wheels_are():
     assert "--profile dist" in commands("bench-engine")
     assert "--profile release" in commands("demo")
-    assert "--profile dist" in (ROOT / "tools/make/wheel.sh").read_text()
+    for target in ("wheel", "release-wheels", "check-wheel", "check-release"):
+        assert "wheel.sh dist" in commands(target)
+    assert "wheel.sh release" in commands("test")
     manifest = tomllib.loads((ROOT / "Cargo.toml").read_text())
     crates = {
         crate["name"] for crate in tomllib.loads((ROOT / "Cargo.lock").read_text())["package"]

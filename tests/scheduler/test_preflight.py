@@ -259,7 +259,7 @@ def test_checks_are_installed_once(model: Path) -> None:
     assert EngineArgs.create_engine_config is before
 
 
-@pytest.mark.any_version
+@pytest.mark.long
 def test_a_refusal_is_the_last_line_that_a_user_sees(tmp_path: Path) -> None:
     """Through vLLM's own loading of plugins."""
     save_model(tmp_path, "LlamaForCausalLM")

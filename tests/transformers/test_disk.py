@@ -264,7 +264,7 @@ def test_names_differ_where_only_constants_of_code_do():
     assert len({stable_name([compiled(text)]) for text in texts}) == len(texts)
 
 
-@pytest.mark.any_version
+@pytest.mark.long
 def test_another_process_gives_the_same_names(tmp_path):
     code = textwrap.dedent(
         f"""

@@ -270,6 +270,7 @@ def lost_name(module):
     raise Unnamed(module)
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize(
     "names",
     [

@@ -1,10 +1,9 @@
 #!/bin/sh
-# Builds the wheel of each target into dist/, by default of this machine: `wheel.sh GLIBC [TARGET...]`, with the
-# profile $WHEEL_PROFILE.
+# Builds the wheel of each target into dist/, by default of this machine: `wheel.sh PROFILE GLIBC [TARGET...]`.
 # Against zig's copy of an old glibc's symbols: with the system's, a wheel needs a glibc as new as the system's.
 set -eu
-compatibility=$1
-shift
+profile=$1 compatibility=$2
+shift 2
 bin=$PWD/.venv-release/bin
 PATH=$bin:$PATH
 quiet=--quiet
@@ -13,7 +12,7 @@ quiet=--quiet
 # build OPTION...
 build() {
     # shellcheck disable=SC2086
-    "$bin/maturin" build $quiet --profile "$WHEEL_PROFILE" --locked --zig --compatibility "$compatibility" \
+    "$bin/maturin" build $quiet --profile "$profile" --locked --zig --compatibility "$compatibility" \
         --auditwheel check --out dist "$@"
 }
 
