@@ -151,6 +151,7 @@ test-mlx: .venv-mlx/.stamps/package ## Test with mlx-lm on its CPU backend: tiny
 test-engine: .venv/.stamps/package ## Test on real vLLM engines, scheduled asynchronously as on a GPU (about 6 to 14 minutes)
 test-docs test-engine: ABREAST = $(MODULES_ABREAST)
 test-mlx: CASES = $(EACH_VALUE)
+test-python: JOBS := $(shell expr $(JOBS) '*' 2) # These tests mostly wait, for deadlines.
 test-python test-docs test-batch test-mlx test-engine: test-%:
 	@$(SAY) "testing what is in tests/$*"
 	@$(CASES) $(firstword $(subst /, ,$<))/bin/python $(ABREAST) tests/$*
@@ -288,7 +289,6 @@ docs-pages: build ## Write what documents do not have by hand: tables of sizes, 
 	    docs/models/configs/$(model).json --plot docs/images/plan-$(model).png >/dev/null &&) true
 docs-screenshots: .venv/.stamps/package
 	@$(BIN)/python tools/docs/screenshots.py
-
 docs-plots: build
 	@$(LIGHT)/hybrid-pages lab replay tests/data/mooncake_conversation_trace.jsonl.zst --plot docs/policy.png
 	@$(LIGHT)/hybrid-pages lab scale tests/data/mooncake_conversation_trace.jsonl.zst --lasts 20min --plot docs/scale.png
