@@ -24,6 +24,7 @@ COMMANDS = [
     ["doctor"],
     ["verify"],
     ["top"],
+    ["warm"],
 ]
 
 

@@ -15,6 +15,7 @@ from hybrid_pages.cli import deployment
 from hybrid_pages.cli import info as installed
 from hybrid_pages.cli.lab import add_to
 from hybrid_pages.cli.options import Json, read
+from hybrid_pages.cli.warm import warm
 
 _HOST_GB = typer.Option(
     parser=read(gib(0.01)),  # with less the demo's long prompts don't fit
@@ -36,6 +37,7 @@ app.command()(deployment.plan)
 app.command()(deployment.doctor)
 app.command()(deployment.verify)
 app.command()(deployment.top)
+app.command()(warm)
 
 
 def run(words: Sequence[str]) -> int:
