@@ -150,10 +150,12 @@ class ReadLease:
         """The class, slots, engine blocks and checksums of each entry that a load copies.
 
         tables: as :meth:`Cache.offer` takes them. resumes: how many tokens the request has once it
-        is loaded. An engine block is None where the request has none and will read none, since its
-        window has passed; an entry of which nothing is read is left out.
+        is loaded, which may end inside the last block. An engine block is None where the request
+        will read none: its window has passed, or it lies behind these tokens. An entry of which
+        nothing is read is left out.
 
-        Raises InvalidArgumentError if the request has no engine block for what it will read.
+        Raises InvalidArgumentError if the request has no engine block for what it will read, or if
+        the last block is not the one in which it resumes.
         """
 
     @property

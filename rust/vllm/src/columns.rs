@@ -55,12 +55,25 @@ impl Columns {
         self.of(blocks.start).start..blocks.end.saturating_mul(self.per_block)
     }
 
+    /// The column of the state after `end` tokens, and the block that it lies in.
+    #[must_use]
+    pub const fn of_state(&self, end: usize) -> (usize, usize) {
+        let column = end.div_ceil(self.tokens).saturating_sub(1);
+        (column, column / self.per_block)
+    }
+
+    /// Whether the engine block of a column begins before `end` tokens of the request.
+    #[must_use]
+    pub const fn begins_before(&self, column: usize, end: usize) -> bool {
+        column.saturating_mul(self.tokens) < end
+    }
+
     /// Whether a request that resumes after `end` tokens reads the engine block of a column.
     #[must_use]
     pub fn is_read(&self, column: usize, end: usize) -> bool {
         let last = column.saturating_add(1).saturating_mul(self.tokens);
         let seen = |window| last.saturating_add(window) > end.saturating_add(1);
-        self.window_tokens.is_none_or(seen)
+        self.begins_before(column, end) && self.window_tokens.is_none_or(seen)
     }
 }
 
@@ -98,8 +111,9 @@ pub fn sources(parts: &TableParts<'_>, block: usize, ids: &mut Vec<u32>) -> bool
     whole
 }
 
-/// The engine blocks that a load of a block's entry writes, for a request that resumes after `end` tokens. `None`
-/// stands for a part of a window that the request will not read: the engine has given it no block for that.
+/// The engine blocks that a load of a block's page writes, for a request that resumes after `end` tokens. `None` stands
+/// for columns that the request will not read: parts of a window, for which the engine has given it no block, and what
+/// lies behind `end`.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] if an engine block is missing that the request will read.
@@ -109,14 +123,42 @@ pub fn targets(parts: &TableParts<'_>, block: usize, end: usize) -> Result<Vec<O
         for column in columns.of(block) {
             let id = part.id(column);
             if id == 0 && columns.is_read(column, end) {
-                return Err(Error::InvalidArgument(format!(
-                    "block {block}: expected allocated engine blocks, found none in column {column}"
-                )));
+                return Err(missing(block, column));
             }
-            targets.push((id != 0).then_some(id));
+            let written = id != 0 && columns.begins_before(column, end);
+            targets.push(written.then_some(id));
         }
     }
     Ok(targets)
+}
+
+/// The engine blocks that a load of a block's checkpoint writes: those of the running state of a request that resumes
+/// after `end` tokens, which lie in that block.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] if an engine block is missing, and for the checkpoint of another block.
+pub fn state_targets(parts: &TableParts<'_>, block: usize, end: usize) -> Result<Vec<Option<u32>>> {
+    let target = |(columns, part): &(Columns, &TablePart)| {
+        let (column, expected) = columns.of_state(end);
+        if block != expected || end == 0 {
+            return Err(Error::InvalidArgument(format!(
+                "checkpoint: expected that of block {expected}, for a request that resumes after {end} tokens, \
+                 found that of block {block}"
+            )));
+        }
+        match part.id(column) {
+            0 => Err(missing(block, column)),
+            id => Ok(Some(id)),
+        }
+    };
+    parts.iter().map(target).collect()
+}
+
+#[cold]
+fn missing(block: usize, column: usize) -> Error {
+    Error::InvalidArgument(format!(
+        "block {block}: expected allocated engine blocks, found none in column {column}"
+    ))
 }
 
 #[cfg(test)]
@@ -169,5 +211,49 @@ mod tests {
         );
         let all = [(Columns::new(16, 1, 1, None).unwrap(), &table)];
         assert!(targets(&all, 0, 48).is_err());
+    }
+
+    #[test]
+    fn a_load_leaves_out_what_lies_behind_a_tail() {
+        let columns = Columns::new(16, 4, 4, None).unwrap();
+        let table = part(4, &[5, 6, 7, 0]);
+        let parts = [(columns, &table)];
+        assert_eq!(
+            targets(&parts, 1, 64 + 17),
+            Ok(vec![Some(5), Some(6), None, None]),
+            "the third column is another request's by then"
+        );
+        assert_eq!(
+            targets(&parts, 1, 64 + 1),
+            Ok(vec![Some(5), None, None, None])
+        );
+        assert!(targets(&parts, 1, 64 + 49).is_err(), "in the last column");
+    }
+
+    #[test]
+    fn a_window_behind_a_tail_reads_the_page_before() {
+        let columns = Columns::new(16, 1, 1, Some(17)).unwrap();
+        let table = part(0, &[0, 8, 9]);
+        let parts = [(columns, &table)];
+        assert_eq!(targets(&parts, 0, 32), Ok(vec![None]));
+        // After 47 tokens the next one sees those from 31 on.
+        assert_eq!(targets(&parts, 1, 47), Ok(vec![Some(8)]));
+        assert_eq!(targets(&parts, 2, 47), Ok(vec![Some(9)]));
+        assert!(targets(&parts, 0, 31).is_err(), "token 15 is in it");
+    }
+
+    #[test]
+    fn a_state_is_loaded_to_the_running_column() {
+        let columns = Columns::new(16, 4, 1, None).unwrap();
+        let table = part(4, &[5, 6, 0, 8]);
+        let parts = [(columns, &table)];
+        assert_eq!(state_targets(&parts, 1, 64 + 1), Ok(vec![Some(5)]));
+        assert_eq!(state_targets(&parts, 1, 64 + 16), Ok(vec![Some(5)]));
+        assert_eq!(state_targets(&parts, 1, 64 + 17), Ok(vec![Some(6)]));
+        assert_eq!(state_targets(&parts, 1, 128), Ok(vec![Some(8)]));
+        assert!(state_targets(&parts, 1, 64 + 33).is_err(), "no block there");
+        assert!(state_targets(&parts, 0, 64 + 1).is_err(), "another block's");
+        assert!(state_targets(&parts, 1, 64).is_err(), "another block's");
+        assert!(state_targets(&parts, 0, 0).is_err(), "no state yet");
     }
 }

@@ -103,7 +103,8 @@ impl TableColumns {
         Ok((pages, ids))
     }
 
-    /// Reads the engine blocks for a load of `blocks` into a request that resumes after `resumes` tokens.
+    /// Reads the engine blocks for a load of `blocks` into a request that resumes after `resumes` tokens. The last block
+    /// may be a tail.
     ///
     /// # Errors
     /// If the tables can't be read.
@@ -115,11 +116,11 @@ impl TableColumns {
     ) -> Result<LoadTargets<'_>, T::Error> {
         let mut classes = Vec::with_capacity(self.classes.len());
         for (kind, groups) in &self.classes {
-            let blocks = match kind {
-                ClassKind::Recurrent => blocks.end.saturating_sub(1)..blocks.end,
-                _ => blocks.clone(),
+            let read = match kind {
+                ClassKind::Recurrent => ClassParts::read_states(groups, tables, resumes)?,
+                _ => ClassParts::read(groups, tables, blocks.clone())?,
             };
-            classes.push(ClassParts::read(groups, tables, blocks)?);
+            classes.push((*kind, read));
         }
         Ok(LoadTargets { classes, resumes })
     }
@@ -127,17 +128,22 @@ impl TableColumns {
 
 /// The engine blocks that a load writes.
 pub struct LoadTargets<'a> {
-    classes: Vec<ClassParts<'a>>,
+    classes: Vec<(ClassKind, ClassParts<'a>)>,
     resumes: usize,
 }
 
 impl LoadTargets<'_> {
-    /// The engine blocks of an entry, by its class and block, as [`columns::targets`] gives them.
+    /// The engine blocks of an entry, by its class and block, as [`columns::targets`] gives those of a page and
+    /// [`columns::state_targets`] those of a checkpoint.
     ///
     /// # Errors
-    /// The errors of [`columns::targets`].
+    /// The errors of these functions.
     pub fn of(&self, class: usize, block: usize) -> CoreResult<Vec<Option<u32>>> {
-        columns::targets(&self.classes[class].paired(), block, self.resumes)
+        let (kind, parts) = &self.classes[class];
+        match kind {
+            ClassKind::Recurrent => columns::state_targets(&parts.paired(), block, self.resumes),
+            _ => columns::targets(&parts.paired(), block, self.resumes),
+        }
     }
 }
 
@@ -153,9 +159,29 @@ impl<'a> ClassParts<'a> {
         tables: &T,
         blocks: Range<usize>,
     ) -> Result<Self, T::Error> {
+        Self::read_columns(groups, tables, |columns| columns.of_all(blocks.clone()))
+    }
+
+    /// Reads the columns of the running states after `end` tokens.
+    fn read_states<T: Tables>(
+        groups: &'a [GroupColumns],
+        tables: &T,
+        end: usize,
+    ) -> Result<Self, T::Error> {
+        Self::read_columns(groups, tables, |columns| {
+            let (column, _) = columns.of_state(end);
+            column..column + 1
+        })
+    }
+
+    fn read_columns<T: Tables>(
+        groups: &'a [GroupColumns],
+        tables: &T,
+        range: impl Fn(Columns) -> Range<usize>,
+    ) -> Result<Self, T::Error> {
         let mut parts = Vec::with_capacity(groups.len());
         for &(table, columns) in groups {
-            parts.push(tables.part(table, columns.of_all(blocks.clone()))?);
+            parts.push(tables.part(table, range(columns))?);
         }
         Ok(Self { groups, parts })
     }
