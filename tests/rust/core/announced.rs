@@ -4,7 +4,9 @@ use crate::cache_support;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cache_support::{CHECKPOINT, PAGE, Small, class, commit, engines, keys, pages, universe};
+use cache_support::{
+    CHECKPOINT, PAGE, Small, class, commit, engines, is_tail, keys, pages, universe,
+};
 use hybrid_pages::cache::{Cache, Changes, Medium, ReadLease, WriteLease};
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::{ClassKind, NamespaceId, PrefixKey};
@@ -50,11 +52,11 @@ impl Listener {
     }
 }
 
-/// What lookups find in the host: every prefix of a prompt that can be resumed from at its end.
+/// What lookups find in the host: every prefix of whole blocks that can be resumed from at its end.
 fn announced(cache: &Cache, namespace: NamespaceId, prompts: &[String]) -> BTreeSet<String> {
     let resumed = |prompt: &&String| {
         let hit = cache.lookup(namespace, &keys(prompt));
-        hit.is_ok_and(|hit| hit.host == prompt.len())
+        !is_tail(prompt) && hit.is_ok_and(|hit| hit.host == prompt.len())
     };
     let usable = prompts.iter().filter(resumed);
     usable

@@ -253,7 +253,7 @@ impl Both {
 }
 
 fn prompts() -> impl Strategy<Value = String> {
-    prop_oneof![3 => "[ab]{1,6}", 1 => "[cd]{1,6}"]
+    prop_oneof![3 => "[ab]{1,6}", 1 => "[cd]{1,6}", 2 => "[ab]{0,5}[AB]"]
 }
 
 fn calls() -> impl Strategy<Value = Call> {

@@ -6,6 +6,8 @@ use hybrid_pages::cache::{ClassConfig, Skipped};
 use hybrid_pages::ids::{ClassKind, SlotId};
 use hybrid_pages::prefix::{Hit, Missing};
 
+use crate::cache_support::is_tail;
+
 /// A class and the prefix that it stands for: `abc` for block 2 of `abcd`.
 pub type Place = (usize, String);
 
@@ -118,11 +120,14 @@ impl Model {
         self.namespaces[which] > 0 || self.entries.values().any(of_it)
     }
 
-    /// Prefixes whose entry a resumption after `blocks` blocks needs, a class at a time.
-    pub fn needs(&self, class: usize, blocks: usize) -> std::ops::Range<usize> {
+    /// Prefixes whose entry a resumption after `blocks` blocks of a prompt needs, a class at a time. At a tail a window
+    /// sees one page more.
+    pub fn needs(&self, class: usize, prompt: &str, blocks: usize) -> std::ops::Range<usize> {
+        let more = usize::from(is_tail(&prompt[..blocks]));
+        let window = self.classes[class].window_blocks + more;
         match self.kind(class) {
             ClassKind::Attention => 0..blocks,
-            ClassKind::Window => blocks.saturating_sub(self.classes[class].window_blocks)..blocks,
+            ClassKind::Window => blocks.saturating_sub(window)..blocks,
             ClassKind::Recurrent => blocks - 1..blocks,
         }
     }
@@ -131,8 +136,9 @@ impl Model {
         let whole = |class: usize, mut blocks: std::ops::Range<usize>| {
             blocks.all(|block| self.resident(class, &prompt[..=block]))
         };
-        let can =
-            |n: &usize| (0..self.classes.len()).all(|class| whole(class, self.needs(class, *n)));
+        let can = |n: &usize| {
+            (0..self.classes.len()).all(|class| whole(class, self.needs(class, prompt, *n)))
+        };
         let blocks = (1..=prompt.len()).rev().find(can).unwrap_or(0);
         let pages = self.page().map_or(blocks, |page| {
             (0..=prompt.len())
@@ -209,7 +215,9 @@ impl Model {
     ) -> Option<(usize, usize)> {
         let page = self.page()?;
         let windows = self.of_kind(ClassKind::Window);
-        let seen = windows.map(|class| self.needs(class, last + 1).start).min();
+        let seen = windows
+            .map(|class| self.needs(class, prompt, last + 1).start)
+            .min();
         let wanted = offered.iter().map(|&(_, block)| block).min()?;
         let first = wanted.min(seen.unwrap_or(last + 1));
         let there = |&block: &usize| self.known(page, &prompt[..=block]).is_some();
@@ -268,7 +276,7 @@ impl Model {
             return None;
         }
         let needed = |class: usize, block: usize| {
-            self.needs(class, n)
+            self.needs(class, prompt, n)
                 .contains(&block)
                 .then(|| self.known(class, &prompt[..=block]).unwrap())
         };
@@ -334,7 +342,7 @@ impl Model {
         for block in 0..=last {
             for class in 0..self.classes.len() {
                 let in_chain = self.kind(class) != ClassKind::Recurrent
-                    && self.needs(class, last + 1).contains(&block);
+                    && self.needs(class, prompt, last + 1).contains(&block);
                 if let Some(id) = self.known(class, &prompt[..=block]).filter(|_| in_chain) {
                     keep((class, block), id);
                 }
@@ -367,9 +375,9 @@ impl Model {
             .iter()
             .filter(|&&(class, _)| self.kind(class) == ClassKind::Recurrent);
         for &(_, target) in targets {
-            let (unit, others) = rest
-                .into_iter()
-                .partition(|&(class, block)| self.needs(class, target + 1).contains(&block));
+            let (unit, others) = rest.into_iter().partition(|&(class, block)| {
+                self.needs(class, prompt, target + 1).contains(&block)
+            });
             units.push(unit);
             rest = others;
         }

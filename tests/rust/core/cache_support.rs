@@ -1,4 +1,5 @@
-//! A small cache whose prompts are strings: one letter per block, one key per prefix.
+//! A small cache whose prompts are strings: one letter per block, one key per prefix. A capital letter at the end is a
+//! tail: of one token, if it is an A.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use hybrid_pages::cache::{
@@ -41,10 +42,23 @@ pub fn config(classes: &[ClassConfig], slots: usize) -> CacheConfig {
 
 /// One key per block of the prompt: the hash of all its letters so far.
 pub fn keys(prompt: &str) -> Vec<PrefixKey> {
-    let prefixes = (1..=prompt.len()).map(|end| &prompt.as_bytes()[..end]);
-    prefixes
-        .map(|prefix| PrefixKey::new(blake3::hash(prefix).as_bytes()).unwrap())
-        .collect()
+    let mut keys = Vec::new();
+    for (at, letter) in prompt.bytes().enumerate() {
+        let hash = blake3::hash(&prompt.as_bytes()[..=at]);
+        let key = if letter.is_ascii_uppercase() {
+            let tokens = u32::from(letter - b'A') + 1;
+            PrefixKey::tail(keys.last(), hash.as_bytes(), tokens)
+        } else {
+            PrefixKey::new(hash.as_bytes())
+        };
+        keys.push(key.unwrap());
+    }
+    keys
+}
+
+/// Whether a prompt ends in a tail.
+pub fn is_tail(prompt: &str) -> bool {
+    prompt.ends_with(|letter: char| letter.is_ascii_uppercase())
 }
 
 pub struct Small {
@@ -176,7 +190,7 @@ pub fn engines() -> Vec<Vec<ClassConfig>> {
     ]
 }
 
-/// Every prompt of up to six letters, of which there are two.
+/// Every prompt of up to six letters, of which there are two, and one tail behind each of fewer letters.
 pub fn universe() -> Vec<String> {
     let mut prompts = vec![String::new()];
     for at in 0..63 {
@@ -184,5 +198,7 @@ pub fn universe() -> Vec<String> {
             prompts.push(format!("{}{letter}", prompts[at]));
         }
     }
+    let tails: Vec<String> = prompts[..63].iter().map(|it| format!("{it}C")).collect();
+    prompts.extend(tails);
     prompts.split_off(1)
 }

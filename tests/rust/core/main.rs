@@ -21,6 +21,7 @@ mod live_cache;
 mod plain_tier;
 mod policy_cache;
 mod restores;
+mod tails;
 mod tiers;
 mod tiers_model;
 mod tiers_shared;

@@ -15,7 +15,7 @@ use hybrid_pages::ids::{ClassKind, EntryKey, PrefixKey};
 use hybrid_pages::policy::Hints;
 use hybrid_pages_lab::policies;
 use proptest::prelude::*;
-use tiers_support::cache_support::{engines, keys, universe};
+use tiers_support::cache_support::{engines, is_tail, keys, universe};
 use tiers_support::{Engine, Handle, Size, gather, scatter, sums};
 
 #[derive(Debug, Clone)]
@@ -40,6 +40,8 @@ enum Call {
     Damage(usize),
     /// A request arrives, and proves what it shares with others.
     Admit(String),
+    /// A request goes on from a tail, or has ended behind it.
+    Tail(String, bool),
     /// A tier has to ask from now on, or its questions are answered.
     Ask(usize),
     Answer(usize),
@@ -131,11 +133,12 @@ impl World {
         if !self.is_followed() {
             return;
         }
-        let prompts = universe().into_iter();
+        let prompts = universe().into_iter().filter(|it| !is_tail(it));
         let of = |prompt: &String| keys(prompt);
         let in_host = |prompt: &String| self.engine.hit(prompt).host == prompt.len();
         let in_host: HashSet<PrefixKey> = prompts.filter(in_host).flat_map(|it| of(&it)).collect();
-        let below = universe().into_iter().filter(|it| self.is_below(it));
+        let below = universe().into_iter();
+        let below = below.filter(|it| !is_tail(it) && self.is_below(it));
         let below: HashSet<PrefixKey> = below.flat_map(|it| of(&it)).collect();
         for (medium, told) in [Medium::Host, Medium::Below]
             .into_iter()
@@ -312,6 +315,23 @@ impl World {
                 let cache = &self.engine.cache;
                 cache.admit(namespace, &keys(&prompt), arrival).unwrap();
             }
+            Call::Tail(prompt, is_over) => {
+                let (cache, keys) = (&self.engine.cache, keys(&prompt));
+                let blocks = keys.len() - 1;
+                let there = self.engine.hit(&prompt).blocks == keys.len();
+                let lengths = cache.tail_lengths(namespace, &keys[..blocks], blocks);
+                let behind = lengths.unwrap().behind.pop();
+                let told = behind.is_some_and(|(at, lengths)| {
+                    at == blocks && lengths.contains(&keys[blocks].tail_tokens().unwrap())
+                });
+                let (has, _) = cache.has_tails(namespace, blocks, &keys[blocks..]).unwrap();
+                assert!(!there || told && has == [true]);
+                if is_over {
+                    cache.supersede(namespace, &keys).unwrap();
+                } else {
+                    cache.continue_tail(namespace, &keys).unwrap();
+                }
+            }
             Call::Ask(tier) => {
                 let mut shelf = self.shelf(tier).lock();
                 shelf.asked.get_or_insert_default();
@@ -362,13 +382,14 @@ impl World {
 
     /// The waves of a restore had all that the engine lacked, each once.
     fn check_complete(&self, at: usize) {
-        let (_, restore, taken) = &self.restores[at];
+        let (prompt, restore, taken) = &self.restores[at];
         let (first, end) = (restore.first(), restore.blocks());
+        let more = usize::from(is_tail(&prompt[..end]));
         let mut expected = Vec::new();
         for (index, class) in self.classes.iter().enumerate() {
             let from = match class.kind {
                 ClassKind::Attention => first,
-                ClassKind::Window => first.max(end.saturating_sub(class.window_blocks)),
+                ClassKind::Window => first.max(end.saturating_sub(class.window_blocks + more)),
                 ClassKind::Recurrent => end - 1,
             };
             expected.extend((from..end).map(|block| (index, block)));
@@ -467,7 +488,7 @@ impl World {
 }
 
 fn prompts() -> impl Strategy<Value = String> {
-    "[ab]{1,6}"
+    prop_oneof![3 => "[ab]{1,6}", 1 => "[ab]{0,5}[AB]"]
 }
 
 fn calls() -> impl Strategy<Value = Call> {
@@ -493,7 +514,8 @@ fn calls() -> impl Strategy<Value = Call> {
         1 => any::<usize>().prop_map(Call::EndRestore),
         1 => any::<usize>().prop_map(Call::Invalidate),
         1 => prop_oneof![3 => Just(Call::Restart), 1 => Just(Call::Clear)],
-        3 => prompts().prop_map(Call::Admit),
+        3 => "[ab]{1,6}".prop_map(Call::Admit),
+        2 => ("[ab]{0,5}[AB]", any::<bool>()).prop_map(|(prompt, over)| Call::Tail(prompt, over)),
         3 => (0..2_usize, 0..3_usize).prop_map(|(tier, what)| match what {
             0 => Call::Ask(tier),
             _ => Call::Answer(tier),

@@ -257,6 +257,20 @@ impl Below for Memory {
         })
     }
 
+    fn may_have(&mut self, key: &EntryKey) -> Option<bool> {
+        let found = self.find(key);
+        (found != Found::Asking).then_some(found != Found::Absent)
+    }
+
+    fn tail_lengths(&mut self, namespace: &[u8], stem: u64, lengths: &mut Vec<u32>) -> bool {
+        let shelf = self.shelf.lock();
+        let keys = shelf.entries.keys();
+        let tails =
+            keys.filter(|key| key.namespace[..] == *namespace && key.prefix.stem() == Some(stem));
+        lengths.extend(tails.filter_map(|key| key.prefix.tail_tokens()));
+        false
+    }
+
     fn remove(&mut self, key: &EntryKey) {
         let mut shelf = self.shelf.lock();
         shelf.entries.remove(key);

@@ -4,7 +4,7 @@ use super::queries::{AGAIN, PORTION, Prompt, Query, prompt_of};
 use super::state::CacheState;
 use crate::error::Result;
 use crate::ids::{EntryId, EntryKey, NamespaceId, NodeId, PrefixKey};
-use crate::prefix::{Hit, boundary_name};
+use crate::prefix::{Hit, boundary_name, check_chain};
 use crate::slot::Places;
 use crate::tier::Found;
 
@@ -49,6 +49,7 @@ impl CacheState {
         keys: &[PrefixKey],
     ) -> Result<Discovered> {
         self.index.namespaces.check(namespace)?;
+        check_chain(keys, 0)?;
         if !self.tiers.has_lower() {
             let hit = self.hit_anywhere(namespace, keys);
             return Ok(Discovered {
@@ -307,7 +308,7 @@ impl CacheState {
         self.tiers.lower_mut(search.tier).queries.set(prompt, query);
     }
 
-    fn name(
+    pub(super) fn name(
         &self,
         namespace: NamespaceId,
         block_index: usize,

@@ -10,8 +10,8 @@
 //! copy all at once.
 //!
 //! `state.rs` has the state that the lock guards and the moves that keep its parts in agreement; the parts are plain
-//! data in files of their own. `lookup.rs`, `admit.rs`, `reserve.rs`, `offer.rs`, `room.rs`, `leave.rs` and `poll.rs`
-//! do the work of the calls, `discover.rs` and `restore/` that with tiers below.
+//! data in files of their own. `lookup.rs`, `admit.rs`, `reserve.rs`, `offer.rs`, `room.rs`, `leave.rs`, `poll.rs`
+//! and `tails.rs` do the work of the calls, `discover.rs` and `restore/` that with tiers below.
 
 mod admit;
 mod announced;
@@ -36,6 +36,7 @@ mod restoring;
 mod room;
 mod state;
 mod stats;
+mod tails;
 mod tenants;
 mod tier_pins;
 mod tiers;
@@ -51,6 +52,7 @@ pub use entry::{LeaseEntry, Skipped, Slots};
 pub use lease::{ReadLease, WriteLease};
 pub use restore::{Restore, RestoreProgress};
 pub use stats::{CacheStats, RestoreStats, TierStats};
+pub use tails::TailLengths;
 
 use crate::error::{Error, Result};
 use crate::guarded::unless_it_panics;
@@ -122,10 +124,11 @@ impl Cache {
     }
 
     /// The joint hit for a prefix, one key per block, over all tiers, and why it is no deeper. A lookup does not count
-    /// as a use of what it finds.
+    /// as a use of what it finds. The last key may be that of a tail: a hit of all keys ends after its tokens.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an unknown namespace.
+    /// [`Error::InvalidArgument`] for an unknown namespace, and for a tail that is not the last key or hangs from
+    /// another block.
     pub fn lookup(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Result<Hit> {
         let hit = self
             .locked
@@ -246,9 +249,9 @@ impl Cache {
     /// share of the room gets room from its own entries.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an unknown namespace, a class or block out of range, and keys
-    /// that are in use for another prefix; those before the first entry may go unread, as chained keys vouch for
-    /// them. Nothing has changed then.
+    /// [`Error::InvalidArgument`] for an unknown namespace, a class or block out of range, a tail that is not the last
+    /// key or hangs from another block, and keys that are in use for another prefix; those before the first entry may go
+    /// unread, as chained keys vouch for them. Nothing has changed then.
     pub fn reserve(
         &self,
         namespace: NamespaceId,

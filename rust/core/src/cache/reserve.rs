@@ -10,7 +10,7 @@ use super::write_order::{Wanted, units, write_order};
 use crate::error::{Error, Result};
 use crate::ids::{EntryId, NamespaceId, NodeId, PrefixKey};
 use crate::policy::Hints;
-use crate::prefix::{IndexBoundary, IndexCell, boundary_name};
+use crate::prefix::{IndexBoundary, IndexCell, boundary_name, is_tail_at};
 use crate::slot::HOST;
 
 /// Entries of a prefix, each with its class and block.
@@ -103,7 +103,8 @@ impl CacheState {
         };
         let keys = &keys[..=last];
         let chained = self.index.roles().attention.is_some();
-        let first = self.needed_from(entries, last);
+        let tail = is_tail_at(keys, last);
+        let first = self.needed_from(entries, last, tail);
         let from_start = first == 0;
         let Start {
             node,
@@ -129,7 +130,7 @@ impl CacheState {
         self.prefix_pins.pin(prefix);
         let mut skipped = Skipped::default();
         let (mut wanted, mut placed) = self.sort_out(&path, entries, &mut skipped);
-        placed.extend(self.chain(&path));
+        placed.extend(self.chain(&path, tail));
         if let (Some(pin), Some(class)) = (prefix, self.index.roles().attention) {
             let block = pin.block;
             placed.push((Wanted { block, class }, pin.page));
@@ -170,9 +171,9 @@ impl CacheState {
 
     /// The first block that has one of these entries, or an entry other than its page that a resumption after block
     /// `last` needs.
-    fn needed_from(&self, entries: &[(usize, usize)], last: usize) -> usize {
+    fn needed_from(&self, entries: &[(usize, usize)], last: usize, tail: bool) -> usize {
         let wanted = entries.iter().map(|&(_, block)| block).min();
-        let seen = self.index.roles().seen_from(last);
+        let seen = self.index.roles().seen_from(last, tail);
         wanted.map_or(seen, |block| block.min(seen))
     }
 
@@ -300,13 +301,13 @@ impl CacheState {
     }
 
     /// The entries of this path that a resumption at its end needs, as far as the host has them or will have them.
-    fn chain(&self, path: &PrefixPath) -> PlacedEntries {
+    fn chain(&self, path: &PrefixPath, tail: bool) -> PlacedEntries {
         let roles = self.index.roles();
         let last = path.first + path.boundaries.len() - 1;
         let mut chain = Vec::new();
         for (block, node) in path.iter() {
             let Some(node) = node else { continue };
-            let windows = roles.windows_over(block, last);
+            let windows = roles.windows_over(block, last, tail);
             for class in roles.attention.into_iter().chain(windows) {
                 let entry = self.member(node, class);
                 chain.extend(entry.map(|id| (Wanted { block, class }, id)));
@@ -326,7 +327,8 @@ impl CacheState {
     ) -> (PlacedEntries, Option<Full>) {
         let roles = self.index.roles().clone();
         let mut written = Vec::with_capacity(wanted.len());
-        for unit in units(&roles, wanted) {
+        let tail = is_tail_at(keys, keys.len() - 1).then(|| keys.len() - 1);
+        for unit in units(&roles, wanted, tail) {
             let slots = |at: &Wanted| u64::from(self.classes.slots(at.class));
             let needed = unit.iter().map(slots).sum();
             if let Err(full) = self.make_room_for(namespace, needed) {

@@ -81,6 +81,7 @@ impl CacheState {
     pub(super) fn needed_for(&self, path: &[Option<NodeId>]) -> Vec<(usize, EntryId)> {
         let roles = self.index.roles();
         let last = path.len() - 1;
+        let tail = path[last].is_some_and(|node| self.index.is_tail(node));
         let mut needed = Vec::with_capacity(path.len() + 1);
         let mut add = |block: usize, class: usize| {
             let entry = path[block].and_then(|node| self.index.cell(node, class).entry());
@@ -92,7 +93,7 @@ impl CacheState {
             .for_each(|class| add(last, class));
         for block in (0..path.len()).rev() {
             roles
-                .windows_over(block, last)
+                .windows_over(block, last, tail)
                 .for_each(|class| add(block, class));
             roles
                 .attention

@@ -43,6 +43,18 @@ impl Visits {
         self.seen.visit(names)
     }
 
+    /// Notes that a request goes on from the tail of this name.
+    pub(super) fn continue_tail(&mut self, name: u64) {
+        if self.seen.visit(&[name]) == 1 {
+            self.seen.visit(&[!name]);
+        }
+    }
+
+    /// Whether several requests went on from the tail of this name.
+    pub(super) fn forks_at_tail(&self, name: u64) -> bool {
+        self.seen.look(&[!name]) == 1
+    }
+
     /// How many leading boundaries an earlier request had.
     pub(super) fn look(&self, names: &[u64]) -> usize {
         self.seen.look(names)

@@ -16,10 +16,11 @@ pub(super) fn write_order(roles: &Roles, at: Wanted) -> (usize, bool, usize) {
 
 /// Splits entries, which are in [`write_order`], into the order in which they get room: each unit gets it whole
 /// or ends the call. A checkpoint is in one unit with the pages up to it and its window pages, since each is
-/// useless without the others; what no checkpoint needs follows block by block.
+/// useless without the others; what no checkpoint needs follows block by block. `tail`: the block that is a tail.
 pub(super) fn units<'a>(
     roles: &'a Roles,
     wanted: &'a mut [Wanted],
+    tail: Option<usize>,
 ) -> impl Iterator<Item = &'a [Wanted]> {
     let mut targets: Vec<usize> = wanted
         .iter()
@@ -34,7 +35,7 @@ pub(super) fn units<'a>(
             Some(entry.class) == roles.attention
                 || Some(entry.class) == roles.recurrent
                 || roles
-                    .windows_over(entry.block, target)
+                    .windows_over(entry.block, target, Some(target) == tail)
                     .any(|class| class == entry.class)
         });
         needed_by.map_or((true, entry.block), |&target| (false, target))

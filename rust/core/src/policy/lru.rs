@@ -68,6 +68,10 @@ impl Policy for Lru {
         self.recency.enter(entry);
     }
 
+    fn supersede(&mut self, id: EntryId) {
+        self.recency.age(id);
+    }
+
     fn release(&mut self, id: EntryId) {
         self.recency.release(id);
     }

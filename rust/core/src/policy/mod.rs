@@ -137,6 +137,18 @@ pub trait Policy: Send {
         let _ = (id, tenant, hints);
     }
 
+    /// Learns that a request goes on from the tail of this name, which is none of its
+    /// [`boundaries`](NewRequest::boundaries).
+    fn go_on(&mut self, boundary: u64) {
+        let _ = boundary;
+    }
+
+    /// Learns that the entry is of the tail of a conversation that has a later end by now: until it is used again, it
+    /// goes first.
+    fn supersede(&mut self, id: EntryId) {
+        let _ = id;
+    }
+
     /// Learns that nobody holds the entry any more, so that it may be evicted; if it was evictable before, that it was
     /// used.
     fn release(&mut self, id: EntryId);

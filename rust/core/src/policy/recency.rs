@@ -119,6 +119,15 @@ impl RecencyOrder {
         self.list(id.0);
     }
 
+    /// Forgets the uses of an entry that nobody holds.
+    pub(super) fn age(&mut self, id: EntryId) {
+        if self.nodes.get(id.0).is_some_and(|node| node.evictable) {
+            self.unlist(id.0);
+            self.nodes[id.0].used = 0;
+            self.list(id.0);
+        }
+    }
+
     /// Notes that an entry is held and may not be evicted.
     pub(super) fn hold(&mut self, id: EntryId) {
         if self.knows(id) {

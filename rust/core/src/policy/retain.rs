@@ -148,6 +148,14 @@ impl<P: Policy> Policy for Retaining<P> {
         kept.priority = kept.priority.max(hints.priority);
     }
 
+    fn go_on(&mut self, boundary: u64) {
+        self.policy.go_on(boundary);
+    }
+
+    fn supersede(&mut self, id: EntryId) {
+        self.policy.supersede(id);
+    }
+
     fn release(&mut self, id: EntryId) {
         match self.kept.get(&id) {
             None => self.policy.release(id),

@@ -9,6 +9,7 @@ use super::boundary::boundary_name;
 use super::cell::{Fate, IndexCell};
 use super::namespace::Namespaces;
 use super::roles::Roles;
+use super::tails::{Tails, check_chain};
 use crate::error::{Error, Result};
 use crate::ids::{EntryId, EntryKey, NamespaceId, NodeId, PrefixKey};
 use crate::slab::Slab;
@@ -82,6 +83,7 @@ pub(crate) struct PrefixIndex {
     /// The namespaces. They hear of every boundary that comes and goes.
     pub(crate) namespaces: Namespaces,
     nodes: Slab<PrefixNode>,
+    tails: Tails,
     /// The cell of node `n` and class `c` is at `n * classes + c`. Cells are kept apart from nodes, so that any number
     /// of classes costs no more than it needs.
     cells: Vec<IndexCell>,
@@ -96,6 +98,7 @@ impl PrefixIndex {
             roles,
             namespaces: Namespaces::default(),
             nodes: Slab::new(),
+            tails: Tails::default(),
             cells: Vec::new(),
             table: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
@@ -206,7 +209,8 @@ impl PrefixIndex {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if a key stands for another prefix already, here or in the index:
-    /// such keys are not chained hashes, and publishing under them would mix prefixes up.
+    /// such keys are not chained hashes, and publishing under them would mix prefixes up. So it is for a tail that is
+    /// not the last key, or hangs from another block.
     pub(crate) fn path(
         &self,
         namespace: NamespaceId,
@@ -216,6 +220,7 @@ impl PrefixIndex {
     ) -> Result<Vec<IndexBoundary>> {
         let chained = self.roles.attention.is_some();
         let first = tip.map_or(first, |node| self.boundary_block(node) + 1);
+        check_chain(keys, first.saturating_sub(1))?;
         let mut path = Vec::with_capacity(1 + keys.len() - first);
         path.extend(tip.map(IndexBoundary::Known));
         let mut parent = tip;
@@ -283,6 +288,7 @@ impl PrefixIndex {
         };
         let at = self.nodes.insert(node);
         self.namespaces.add_node(namespace);
+        self.tails.add(namespace, key);
         if parent != NIL {
             self.nodes.get_mut(parent).child = at;
         }
@@ -369,6 +375,20 @@ impl PrefixIndex {
     pub(crate) fn name(&self, node: NodeId) -> (NamespaceId, PrefixKey) {
         let node = self.nodes.get(node.0);
         (node.namespace, node.key)
+    }
+
+    /// Whether a boundary is a tail.
+    pub(crate) fn is_tail(&self, node: NodeId) -> bool {
+        self.nodes.get(node.0).key.is_tail()
+    }
+
+    /// How many tokens the known tails have that hang from the block with this key, or from the start; ascending.
+    pub(crate) fn tail_lengths(
+        &self,
+        namespace: NamespaceId,
+        before: Option<&PrefixKey>,
+    ) -> impl Iterator<Item = u32> + use<'_> {
+        self.tails.lengths(namespace, PrefixKey::stem_of(before))
     }
 
     pub(crate) fn boundary_block(&self, node: NodeId) -> usize {
@@ -496,6 +516,7 @@ impl PrefixIndex {
     fn remove(&mut self, at: u32, orphan: bool, observer: &mut impl Observer) {
         observer.removed(self, NodeId(at));
         let node = self.nodes.remove(at);
+        self.tails.remove(node.namespace, &node.key);
         if !orphan {
             if node.prev != NIL {
                 self.nodes.get_mut(node.prev).next = node.next;
@@ -523,6 +544,7 @@ impl PrefixIndex {
         observer.cleared(self);
         self.cells.clear();
         self.nodes = Slab::new();
+        self.tails.clear();
         self.table.clear();
         self.namespaces.clear_nodes();
     }
@@ -536,6 +558,7 @@ impl PrefixIndex {
     pub(crate) fn bytes(&self) -> usize {
         self.namespaces.bytes()
             + self.nodes.bytes()
+            + self.tails.bytes()
             + self.cells.capacity() * size_of::<IndexCell>()
             + self.table.allocation_size()
     }
@@ -551,6 +574,9 @@ impl PrefixIndex {
             if self.is_bare(NodeId(at)) {
                 return Some(format!("node {at} has nothing to be known for"));
             }
+            if node.child != NIL && node.key.is_tail() {
+                return Some(format!("something hangs from the tail at node {at}"));
+            }
             let parent_block = (node.parent != NIL).then(|| self.nodes.get(node.parent).block);
             let chained = self.roles.attention.is_some();
             if chained && parent_block != node.block.checked_sub(1) {
@@ -563,6 +589,11 @@ impl PrefixIndex {
         if self.table.len() != self.nodes.len() {
             return Some("the table and the nodes differ".into());
         }
-        self.namespaces.audit(&counts)
+        let known = self
+            .nodes
+            .iter()
+            .map(|(_, node)| (node.namespace, &node.key));
+        let tails = || self.tails.audit(known);
+        self.namespaces.audit(&counts).or_else(tails)
     }
 }

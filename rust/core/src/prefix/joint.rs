@@ -88,8 +88,14 @@ impl<F: Fn(IndexCell) -> bool> Depth<F> {
         }
     }
 
-    /// Goes on to the next block. False if its page is missing.
-    fn pass(&mut self, index: &PrefixIndex, block: usize, node: Option<NodeId>) -> bool {
+    /// Goes on to the next block, which may be a tail. False if its page is missing.
+    fn pass(
+        &mut self,
+        index: &PrefixIndex,
+        block: usize,
+        node: Option<NodeId>,
+        tail: bool,
+    ) -> bool {
         let roles = index.roles();
         let has = |class| node.is_some_and(|node| (self.counts)(index.cell(node, class)));
         if let Some(attention) = roles.attention {
@@ -106,7 +112,8 @@ impl<F: Fn(IndexCell) -> bool> Depth<F> {
         let mut whole = roles.recurrent.is_none() || (self.counts)(state);
         for (run, &(class, window)) in self.runs.iter_mut().zip(&roles.windows) {
             *run = if has(class) { *run + 1 } else { 0 };
-            whole &= *run >= window.min(block + 1);
+            // The page of a tail is not full: a window sees one page more.
+            whole &= *run >= (window + usize::from(tail)).min(block + 1);
         }
         if whole {
             self.hit.blocks = block + 1;
@@ -136,10 +143,10 @@ impl PrefixIndex {
         let mut parent = None;
         for (block, key) in keys.iter().enumerate() {
             let node = self.child(parent, block, namespace, key);
-            if !whole.pass(self, block, node) {
+            if !whole.pass(self, block, node, key.is_tail()) {
                 break;
             }
-            host.pass(self, block, node);
+            host.pass(self, block, node, key.is_tail());
             if chained {
                 parent = node;
             }
@@ -164,7 +171,7 @@ impl PrefixIndex {
         let mut parent = None;
         for (block, key) in keys.iter().enumerate() {
             let node = self.child(parent, block, namespace, key);
-            if !depth.pass(self, block, node) {
+            if !depth.pass(self, block, node, key.is_tail()) {
                 break;
             }
             visit(node);

@@ -21,17 +21,25 @@ impl Roles {
         attention.into_iter().chain(others)
     }
 
-    /// The first block of which a resumption after block `last` needs more than the attention page.
-    pub(crate) fn seen_from(&self, last: usize) -> usize {
+    /// The first block of which a resumption after block `last` needs more than the attention page. `tail`: whether that block is
+    /// a tail, so that windows reach one block further back.
+    pub(crate) fn seen_from(&self, last: usize, tail: bool) -> usize {
         let widest = self.windows.iter().map(|&(_, blocks)| blocks).max();
-        (last + 1).saturating_sub(widest.unwrap_or(0))
+        let seen = widest.map_or(0, |blocks| blocks + usize::from(tail));
+        (last + 1).saturating_sub(seen)
     }
 
-    /// Window classes that need their page of `block` to resume after block `last`.
-    pub(crate) fn windows_over(&self, block: usize, last: usize) -> impl Iterator<Item = usize> {
+    /// Window classes that need their page of `block` to resume after block `last`, which may be a tail.
+    pub(crate) fn windows_over(
+        &self,
+        block: usize,
+        last: usize,
+        tail: bool,
+    ) -> impl Iterator<Item = usize> {
+        let more = usize::from(tail);
         self.windows
             .iter()
-            .filter(move |&&(_, blocks)| block <= last && last - block < blocks)
+            .filter(move |&&(_, blocks)| block <= last && last - block < blocks + more)
             .map(|&(class, _)| class)
     }
 }

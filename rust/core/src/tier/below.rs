@@ -88,6 +88,21 @@ pub trait Below: Tier {
     /// own.
     fn find(&mut self, key: &EntryKey) -> Found;
 
+    /// Whether a [`find`](Self::find) of the page of a tail is worth its time. `None` if the tier asks somebody: a later
+    /// call tells. The entry does not count as found.
+    fn may_have(&mut self, key: &EntryKey) -> Option<bool> {
+        let _ = key;
+        Some(true)
+    }
+
+    /// Adds the numbers of tokens of the tails that the tier has in a namespace under keys with this
+    /// [`stem`](crate::ids::PrefixKey::stem): in any order, and some maybe twice. Returns whether the tier asks somebody:
+    /// a later call adds more.
+    fn tail_lengths(&mut self, namespace: &[u8], stem: u64, lengths: &mut Vec<u32>) -> bool {
+        let _ = (namespace, stem, lengths);
+        false
+    }
+
     /// How long it would take to read so many entries of so many bytes together. `None` where computing is never
     /// faster, so that reading is not weighed against it.
     fn expects(&self, entries: u64, bytes: u64) -> Option<Duration> {

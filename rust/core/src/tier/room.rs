@@ -181,6 +181,16 @@ impl Room {
         self.policy.finish(boundaries, end, output_tokens);
     }
 
+    /// Notes that a request goes on from the tail of this name.
+    pub(crate) fn go_on(&mut self, boundary: u64) {
+        self.policy.go_on(boundary);
+    }
+
+    /// Notes that an entry of a tail was superseded.
+    pub(crate) fn supersede(&mut self, id: EntryId) {
+        self.policy.supersede(id);
+    }
+
     /// Bytes of memory held.
     pub(crate) fn bytes(&self) -> usize {
         self.policy.bytes()

@@ -183,6 +183,14 @@ impl Policy for Noting {
         self.policy().keep(id, tenant, hints);
     }
 
+    fn go_on(&mut self, boundary: u64) {
+        self.policy().go_on(boundary);
+    }
+
+    fn supersede(&mut self, id: EntryId) {
+        self.policy().supersede(id);
+    }
+
     fn release(&mut self, id: EntryId) {
         lock(&self.uses).touch(id);
         self.policy().release(id);

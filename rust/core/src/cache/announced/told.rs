@@ -205,7 +205,9 @@ impl Told {
         let needed = index.boundary_block(node) + 1;
         let runs = &self.runs[node.0 as usize * roles.windows.len()..];
         let has = |class| self.has(index, node, class);
-        self.marks[node.0 as usize].rooted
+        // Others know only whole blocks.
+        !index.is_tail(node)
+            && self.marks[node.0 as usize].rooted
             && roles.recurrent.is_none_or(has)
             && (roles.windows.iter().zip(runs))
                 .all(|(&(_, window), &run)| run as usize >= window.min(needed))

@@ -91,11 +91,7 @@ impl Reuse {
             ..Origin::UNKNOWN
         };
         if let Some((depth, at)) = wanted {
-            self.conclude(at, true);
-            self.disinherit(at);
-            let past = &mut self.records.past[at];
-            past.hits = past.hits.saturating_add(1);
-            let (kind, from) = (past.kind, past.origin);
+            let (kind, from) = self.count_use(at);
             if kind != CheckpointKind::Fork && (kind != CheckpointKind::Continued || from.turn > 0)
             {
                 origin.turn = from.turn.saturating_add(1);
@@ -134,6 +130,29 @@ impl Reuse {
         });
         self.known = known;
         origin
+    }
+
+    /// Learns that a request wants a checkpoint, whose life ends with that. Returns its kind and origin.
+    fn count_use(&mut self, at: u32) -> (CheckpointKind, Origin) {
+        self.conclude(at, true);
+        self.disinherit(at);
+        let past = &mut self.records.past[at];
+        past.hits = past.hits.saturating_add(1);
+        (past.kind, past.origin)
+    }
+
+    /// Learns that a request goes on from a tail.
+    pub(super) fn continue_at(&mut self, boundary: u64) {
+        if let Some(at) = self.records.find(boundary) {
+            let (_, from) = self.count_use(at);
+            self.begin(at, CheckpointKind::Continued, from);
+        }
+    }
+
+    /// Notes that the conversation of a checkpoint has a later end.
+    pub(super) fn give_way(&mut self, at: u32) {
+        self.records[at].superseded = true;
+        self.place(at);
     }
 
     /// Notes in a record that a boundary gets a checkpoint of a kind, or would get it if it were admitted.

@@ -149,6 +149,7 @@ impl Reuse {
         let since = self.now.saturating_sub(age);
         let record = &mut self.records[at];
         record.features = features;
+        record.superseded = false;
         record.since = since;
         let bin = self.hazards.bin(self.now - since);
         record.index = self.hazards.index(&record.features, bin);
@@ -160,6 +161,9 @@ impl Reuse {
     /// The worth of a record: expected saving per size and time.
     fn worth(&self, at: u32) -> f32 {
         let record = &self.records[at];
+        if record.superseded {
+            return 0.0;
+        }
         record.index.max(record.inherited) * record.density * scale(record.priority)
     }
 
@@ -229,6 +233,9 @@ impl Reuse {
             let worth = self.worth(at);
             let now = Order::bucket(worth);
             if now <= bucket {
+                if self.records[at].superseded {
+                    return Some(at); // It tells nothing of the worth of the others.
+                }
                 self.threshold += 0.02 * (worth - self.threshold);
                 return Some(at);
             }

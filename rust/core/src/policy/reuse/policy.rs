@@ -26,6 +26,7 @@ impl Reuse {
         record.density = 0.0;
         record.inherited = 0.0;
         record.source = NONE;
+        record.superseded = false;
         self.records.wake(at, entry.id.0);
         self.watch(at);
         at
@@ -86,6 +87,17 @@ impl Policy for Reuse {
             let at = node.record();
             self.records[at].priority = hints.priority;
             self.place(at);
+        }
+    }
+
+    fn go_on(&mut self, boundary: u64) {
+        self.continue_at(boundary);
+    }
+
+    fn supersede(&mut self, id: EntryId) {
+        let node = self.tree.get(id);
+        if node.kind == EntryKind::Checkpoint && self.tree.known(id) {
+            self.give_way(node.record());
         }
     }
 
@@ -161,6 +173,9 @@ impl Policy for Reuse {
         let Some((at, passed)) = gone else { return };
         let heir = above.or(passed).unwrap_or(NONE);
         self.records.sleep(at);
+        if self.records[at].superseded {
+            self.records[at].index = 0.0;
+        }
         let record = &mut self.records[at];
         record.heir = heir;
         record.inherited = 0.0;

@@ -38,6 +38,8 @@ pub(super) struct CheckpointRecord {
     pub(super) heir: u32,
     /// Priority of the request that stored or last used the checkpoint.
     pub(super) priority: i8,
+    /// Whether the checkpoint's conversation has a later end, so that nobody is expected to use it.
+    pub(super) superseded: bool,
 }
 
 /// The history of one checkpoint, as requests have shown it.
@@ -66,6 +68,7 @@ const BLANK: CheckpointRecord = CheckpointRecord {
     source: NONE,
     heir: NONE,
     priority: 0,
+    superseded: false,
 };
 
 const NO_PAST: Past = Past {

@@ -1,0 +1,175 @@
+//! Tails: which of them prompts may go on from, and what becomes of those that a conversation has left behind.
+
+use super::Cache;
+use super::state::CacheState;
+use crate::error::{Error, Result};
+use crate::ids::{NamespaceId, PrefixKey};
+use crate::prefix::{boundary_name, check_chain};
+
+/// How many tokens the tails have that hang from the boundaries of a prefix.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TailLengths {
+    /// Boundaries in blocks, the deepest last, each with the numbers of tokens of its tails, ascending. Boundaries
+    /// without tails are left out.
+    pub behind: Vec<(usize, Vec<u32>)>,
+    /// Whether a tier below is asking somebody for tails: the same call may find more soon.
+    pub asking: bool,
+}
+
+impl Cache {
+    /// How many tokens the tails have, in any tier, that hang from the boundaries of a prefix: from boundary `first` on,
+    /// as far as the pages of the prefix are known. Boundary 0 is the start of prompts. A [`lookup`](Self::lookup) makes
+    /// known what tiers below have.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an unknown namespace.
+    pub fn tail_lengths(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        first: usize,
+    ) -> Result<TailLengths> {
+        self.locked
+            .with(|state| state.tail_lengths(namespace, keys, first))?
+    }
+
+    /// Which of these tails, which hang from the boundary after `blocks` blocks, may be there, in any tier: for those a
+    /// [`lookup`](Self::lookup) is worth its time. Also returns whether a tier below is asking somebody: the same call
+    /// may find more soon.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an unknown namespace.
+    pub fn has_tails(
+        &self,
+        namespace: NamespaceId,
+        blocks: usize,
+        tails: &[PrefixKey],
+    ) -> Result<(Vec<bool>, bool)> {
+        self.locked
+            .with(|state| state.has_tails(namespace, blocks, tails))?
+    }
+
+    /// Tells the policies that a request goes on from the tail that ends `keys`. Call it once per request.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an unknown namespace, and for keys that do not end in a tail of the block before.
+    pub fn continue_tail(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Result<()> {
+        self.locked
+            .with(|state| state.continue_tail(namespace, keys))?
+    }
+
+    /// Tells the policies that a request which went on from the tail that ends `keys`, or passed it, has stored a deeper
+    /// end: until it is used again, the tail goes before everything else when room is needed. One that several requests
+    /// [went on](Self::continue_tail) from keeps its worth.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an unknown namespace, and for keys that do not end in a tail of the block before.
+    pub fn supersede(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Result<()> {
+        self.locked.with(|state| state.supersede(namespace, keys))?
+    }
+}
+
+/// Boundaries of a prefix, the deepest ones, of which tiers below are asked for tails.
+const MOST_ASKED: usize = 32;
+
+impl CacheState {
+    fn tail_lengths(
+        &mut self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        first: usize,
+    ) -> Result<TailLengths> {
+        self.index.namespaces.check(namespace)?;
+        let known = match self.index.roles().attention {
+            Some(_) => self.index.known_path(namespace, keys).count(),
+            None => keys.len(),
+        };
+        let mut found = TailLengths::default();
+        for blocks in first..=known {
+            let before = blocks.checked_sub(1).map(|block| &keys[block]);
+            if before.is_some_and(PrefixKey::is_tail) {
+                break;
+            }
+            let mut lengths: Vec<u32> = self.index.tail_lengths(namespace, before).collect();
+            if self.tiers.has_lower() {
+                let identity = self.index.namespaces.identity(namespace);
+                let lower = self.tiers.below.iter_mut();
+                for lower in lower.filter(|_| known - blocks < MOST_ASKED) {
+                    let stem = PrefixKey::stem_of(before);
+                    found.asking |= lower.tier.tail_lengths(&identity, stem, &mut lengths);
+                }
+                lengths.sort_unstable();
+                lengths.dedup();
+            }
+            if !lengths.is_empty() {
+                found.behind.push((blocks, lengths));
+            }
+        }
+        Ok(found)
+    }
+
+    fn has_tails(
+        &mut self,
+        namespace: NamespaceId,
+        blocks: usize,
+        tails: &[PrefixKey],
+    ) -> Result<(Vec<bool>, bool)> {
+        self.index.namespaces.check(namespace)?;
+        let class = self.index.roles().pages_first().next().unwrap_or(0);
+        let mut asking = false;
+        let mut has = Vec::with_capacity(tails.len());
+        for key in tails {
+            let mut found = self.index.has(namespace, key);
+            for tier in self.tiers.below_host() {
+                if !found {
+                    let name = self.name(namespace, blocks, key, class);
+                    let may_have = self.tiers.lower_mut(tier).tier.may_have(&name);
+                    asking |= may_have.is_none();
+                    found = may_have.unwrap_or(false);
+                }
+            }
+            has.push(found);
+        }
+        Ok((has, asking))
+    }
+
+    fn continue_tail(&mut self, namespace: NamespaceId, keys: &[PrefixKey]) -> Result<()> {
+        let name = self.tail_name(namespace, keys)?;
+        self.visits.continue_tail(name);
+        for tier in 0..=self.tiers.below.len() {
+            self.tiers.room_mut(tier).go_on(name);
+        }
+        // Tiers that wait for proof are offered the tail now.
+        let last = keys.len() - 1;
+        self.reconsider(&[self.index.at(namespace, keys, last)]);
+        self.visits.prove(&[name]);
+        self.prove_on(namespace, keys, last);
+        Ok(())
+    }
+
+    fn supersede(&mut self, namespace: NamespaceId, keys: &[PrefixKey]) -> Result<()> {
+        let name = self.tail_name(namespace, keys)?;
+        let node = self.index.at(namespace, keys, keys.len() - 1);
+        if let Some(node) = node.filter(|_| !self.visits.forks_at_tail(name)) {
+            let entries = self.index.roles().pages_first();
+            for id in entries.filter_map(|class| self.index.cell(node, class).entry()) {
+                for tier in self.entries.get(id).members.tiers() {
+                    self.tiers.room_mut(tier).supersede(id);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The name by which policies know the tail that ends these keys.
+    fn tail_name(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Result<u64> {
+        let seed = self.index.namespaces.seed(namespace)?;
+        let Some(last) = keys.last().filter(|key| key.is_tail()) else {
+            return Err(Error::InvalidArgument(
+                "keys: expected the last one to be that of a tail, found another or none".into(),
+            ));
+        };
+        check_chain(keys, 0)?;
+        Ok(boundary_name(seed, last))
+    }
+}
