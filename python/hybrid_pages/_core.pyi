@@ -15,6 +15,7 @@ from hybrid_pages._stubs.blocks import (
     PrefixKeys,
     StoreEntries,
     TableColumns,
+    tail_key,
 )
 from hybrid_pages._stubs.cache import (
     Admission,
@@ -163,6 +164,7 @@ __all__ = [
     "replay_traces",
     "route_trace",
     "run_fleets",
+    "tail_key",
 ]
 
 FORMAT_VERSION: int

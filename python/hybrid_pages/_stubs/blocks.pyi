@@ -7,6 +7,14 @@ from hybrid_pages._stubs.geometry import Geometry
 
 _Block = TypeVar("_Block")
 
+def tail_key(before: bytes, digest: bytes, tokens: int) -> bytes:
+    """The key of a tail: of `tokens` tokens behind a prefix that fill no block. It has 31 bytes.
+
+    before: the key of the prefix's last block; empty at the start of prompts. digest: at least 19
+    bytes of a hash of everything that the tail's bytes depend on: the key before, the tokens, and
+    what an engine hashes beside them.
+    """
+
 @final
 class PrefixKeys:
     """The keys of a growing prefix, one per block, each read once.

@@ -258,7 +258,8 @@ class Cache:
     """Knows which prefixes have pages and checkpoints, and which slots hold them.
 
     A prefix is a namespace and the engine's chained hashes, `stride` of them per block: the key of
-    block `i` is `keys[(i + 1) * stride - 1]`, 8 to 32 bytes. Every method raises
+    block `i` is `keys[(i + 1) * stride - 1]`, 8 to 32 bytes. Tokens behind them that fill no block
+    are a *tail*, with a key from :func:`tail_key`. Every method raises
     InvalidArgumentError, and changes nothing, for a number out of range, an unknown namespace or a
     key of another length.
     """
@@ -301,11 +302,21 @@ class Cache:
         """
 
     def lookup(
-        self, namespace: int, keys: _Keys, *, stride: int = 1, limit: int | None = None
+        self,
+        namespace: int,
+        keys: _Keys,
+        *,
+        stride: int = 1,
+        limit: int | None = None,
+        tail: bytes | None = None,
     ) -> Hit:
         """Find the joint hit, of at most `limit` blocks, and why it is not longer.
 
         Entries do not count as used.
+
+        tail: the key of a tail behind the first `limit` keys, or behind all of them, from
+        :func:`tail_key`. It counts as one more block: a hit of that many blocks ends after the
+        tail's tokens. Raises InvalidArgumentError for a tail of another block.
         """
 
     def promote(
@@ -316,9 +327,10 @@ class Cache:
         stride: int = 1,
         first: int = 0,
         limit: int | None = None,
+        tail: bytes | None = None,
     ) -> bool:
         """Bring what the joint hit needs, and only tiers below have, into the host. With too little
-        room, bring what the deepest boundary needs that still has room.
+        room, bring what the deepest boundary needs that still has room. tail: as in :meth:`lookup`.
 
         Returns whether that is under way: ask again later, or :meth:`acquire` the hit of the host
         alone. False when nothing is missing or the host has no room. Nothing is held for the caller
@@ -333,11 +345,12 @@ class Cache:
         stride: int = 1,
         first: int = 0,
         limit: int | None = None,
+        tail: bytes | None = None,
     ) -> Restore | None:
         """Begin to restore the joint hit, which may be larger than the host.
 
         None if the host has all of it, or if it is not longer than `first` blocks, which need no
-        load: then :meth:`acquire` it.
+        load: then :meth:`acquire` it. tail: as in :meth:`lookup`.
         """
 
     def restores(self) -> dict[str, int]:
@@ -357,12 +370,61 @@ class Cache:
         stride: int = 1,
         first: int = 0,
         limit: int | None = None,
+        tail: bytes | None = None,
     ) -> ReadLease | None:
         """Lease the entries that must be loaded to resume at the joint hit of the host.
 
         None if the hit is not longer than `first` blocks, which need no load. The entries are not
         evicted before the lease ends. Then the pages of the hit and its checkpoint count as used,
-        and no other checkpoint.
+        and no other checkpoint. tail: as in :meth:`lookup`.
+        """
+
+    def tail_lengths(
+        self,
+        namespace: int,
+        keys: _Keys,
+        *,
+        first: int = 0,
+        stride: int = 1,
+        limit: int | None = None,
+    ) -> tuple[list[tuple[int, list[int]]], bool]:
+        """How many tokens the tails have that hang from the boundaries of a prefix, in any tier.
+
+        Boundaries count from `first` on, as far as the prefix's pages are known after a
+        :meth:`lookup`. Boundary 0 is the start of prompts.
+
+        Returns:
+            Boundaries that have tails, in blocks, the deepest last, each with the tokens of its
+            tails, ascending. And whether a tier below has sent a question to its store: the same
+            call may find more soon.
+        """
+
+    def has_tails(
+        self, namespace: int, blocks: int, tails: list[bytes]
+    ) -> tuple[list[bool], bool]:
+        """Which of these tails behind the first `blocks` blocks may be there, in any tier: for
+        those a :meth:`lookup` is worth its time. And whether a tier below has sent a question to
+        its store: the same call may find more soon.
+        """
+
+    def continue_tail(
+        self, namespace: int, keys: _Keys, tail: bytes, *, stride: int = 1, limit: int | None = None
+    ) -> None:
+        """Tell the policy that a request goes on from a tail. Call it once per request.
+
+        keys, limit, tail: as in :meth:`lookup`.
+        """
+
+    def supersede(
+        self, namespace: int, keys: _Keys, tail: bytes, *, stride: int = 1, limit: int | None = None
+    ) -> None:
+        """Tell the policy that a request has stored a deeper end than this tail, from which it went
+        on, or which it passed.
+
+        Until it is used again, the tail goes first when room is needed. One that several requests
+        have continued keeps its worth.
+
+        keys, limit, tail: as in :meth:`lookup`.
         """
 
     def admit(
@@ -411,6 +473,8 @@ class Cache:
         entries: Sequence[tuple[int, int]],
         *,
         stride: int = 1,
+        limit: int | None = None,
+        tail: bytes | None = None,
         hints: Hints | None = None,
     ) -> WriteLease:
         """Find room for entries (class_index, block_index), in any order.
@@ -419,6 +483,7 @@ class Cache:
         it needs, or not at all, and then deeper entries get none. The prefix that is extended is
         not evicted, and counts as used when the lease ends. A tenant that has its whole share gets
         room from its own entries. hints: say how long the entries, and those before them, are kept.
+        limit, tail: as in :meth:`lookup`; the tail is the last block.
 
         Raises InvalidArgumentError also for a class or a block out of range, and for keys that are
         in use for another prefix, which chained hashes never are.

@@ -9,7 +9,7 @@ use hybrid_pages::tier::Below;
 use hybrid_pages_vllm::room::{RoomRequest, StateSource, make_room};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use crate::block_tables::{PyTableColumns, PyTables, engine_block};
 use crate::changes::PyChanges;
@@ -17,7 +17,7 @@ use crate::disk::PyDisk;
 use crate::error::{Raised, to_py};
 use crate::geometry::{PyGeometry, class_configs};
 use crate::hints::{PyHints, given};
-use crate::keys::block_keys;
+use crate::keys::{block_keys, prefix_keys, tails};
 use crate::lease::{self, PyReadLease, PyWriteLease};
 use crate::mooncake::PyMooncake;
 use crate::number::{Whole, namespace_id};
@@ -188,8 +188,8 @@ impl PyCache {
     }
 
     #[pyo3(
-        signature = (namespace, keys, *, stride = Whole(1), limit = None),
-        text_signature = "($self, namespace, keys, *, stride=1, limit=None)"
+        signature = (namespace, keys, *, stride = Whole(1), limit = None, tail = None),
+        text_signature = "($self, namespace, keys, *, stride=1, limit=None, tail=None)"
     )]
     fn lookup(
         &self,
@@ -197,8 +197,9 @@ impl PyCache {
         keys: &Bound<'_, PyAny>,
         stride: Whole,
         limit: Option<Whole>,
+        tail: Option<&Bound<'_, PyBytes>>,
     ) -> PyResult<PyHit> {
-        let keys = block_keys(keys, stride, limit)?;
+        let keys = prefix_keys(keys, stride, limit, tail)?;
         let hit = self
             .inner
             .lookup(namespace_id(namespace)?, &keys)
@@ -207,8 +208,8 @@ impl PyCache {
     }
 
     #[pyo3(
-        signature = (namespace, keys, *, stride = Whole(1), first = Whole(0), limit = None),
-        text_signature = "($self, namespace, keys, *, stride=1, first=0, limit=None)"
+        signature = (namespace, keys, *, stride = Whole(1), first = Whole(0), limit = None, tail = None),
+        text_signature = "($self, namespace, keys, *, stride=1, first=0, limit=None, tail=None)"
     )]
     fn promote(
         &self,
@@ -217,16 +218,17 @@ impl PyCache {
         stride: Whole,
         first: Whole,
         limit: Option<Whole>,
+        tail: Option<&Bound<'_, PyBytes>>,
     ) -> PyResult<bool> {
-        let keys = block_keys(keys, stride, limit)?;
+        let keys = prefix_keys(keys, stride, limit, tail)?;
         self.inner
             .promote(namespace_id(namespace)?, &keys, first.0)
             .map_err(to_py)
     }
 
     #[pyo3(
-        signature = (namespace, keys, *, stride = Whole(1), first = Whole(0), limit = None),
-        text_signature = "($self, namespace, keys, *, stride=1, first=0, limit=None)"
+        signature = (namespace, keys, *, stride = Whole(1), first = Whole(0), limit = None, tail = None),
+        text_signature = "($self, namespace, keys, *, stride=1, first=0, limit=None, tail=None)"
     )]
     fn restore(
         &self,
@@ -235,8 +237,9 @@ impl PyCache {
         stride: Whole,
         first: Whole,
         limit: Option<Whole>,
+        tail: Option<&Bound<'_, PyBytes>>,
     ) -> PyResult<Option<PyRestore>> {
-        let keys = block_keys(keys, stride, limit)?;
+        let keys = prefix_keys(keys, stride, limit, tail)?;
         let restore = self
             .inner
             .restore(namespace_id(namespace)?, &keys, first.0)
@@ -253,8 +256,8 @@ impl PyCache {
     }
 
     #[pyo3(
-        signature = (namespace, keys, *, stride = Whole(1), first = Whole(0), limit = None),
-        text_signature = "($self, namespace, keys, *, stride=1, first=0, limit=None)"
+        signature = (namespace, keys, *, stride = Whole(1), first = Whole(0), limit = None, tail = None),
+        text_signature = "($self, namespace, keys, *, stride=1, first=0, limit=None, tail=None)"
     )]
     fn acquire(
         &self,
@@ -263,13 +266,82 @@ impl PyCache {
         stride: Whole,
         first: Whole,
         limit: Option<Whole>,
+        tail: Option<&Bound<'_, PyBytes>>,
     ) -> PyResult<Option<PyReadLease>> {
-        let keys = block_keys(keys, stride, limit)?;
+        let keys = prefix_keys(keys, stride, limit, tail)?;
         let lease = self
             .inner
             .acquire(namespace_id(namespace)?, &keys, first.0)
             .map_err(to_py)?;
         Ok(lease.map(PyReadLease::new))
+    }
+
+    #[pyo3(
+        signature = (namespace, keys, *, first = Whole(0), stride = Whole(1), limit = None),
+        text_signature = "($self, namespace, keys, *, first=0, stride=1, limit=None)"
+    )]
+    fn tail_lengths(
+        &self,
+        namespace: Whole,
+        keys: &Bound<'_, PyAny>,
+        first: Whole,
+        stride: Whole,
+        limit: Option<Whole>,
+    ) -> PyResult<(Vec<(usize, Vec<u32>)>, bool)> {
+        let keys = block_keys(keys, stride, limit)?;
+        let found = self
+            .inner
+            .tail_lengths(namespace_id(namespace)?, &keys, first.0)
+            .map_err(to_py)?;
+        Ok((found.behind, found.asking))
+    }
+
+    fn has_tails(
+        &self,
+        namespace: Whole,
+        blocks: Whole,
+        tails: &Bound<'_, PyList>,
+    ) -> PyResult<(Vec<bool>, bool)> {
+        let tails = self::tails(tails)?;
+        self.inner
+            .has_tails(namespace_id(namespace)?, blocks.0, &tails)
+            .map_err(to_py)
+    }
+
+    #[pyo3(
+        signature = (namespace, keys, tail, *, stride = Whole(1), limit = None),
+        text_signature = "($self, namespace, keys, tail, *, stride=1, limit=None)"
+    )]
+    fn continue_tail(
+        &self,
+        namespace: Whole,
+        keys: &Bound<'_, PyAny>,
+        tail: &Bound<'_, PyBytes>,
+        stride: Whole,
+        limit: Option<Whole>,
+    ) -> PyResult<()> {
+        let keys = prefix_keys(keys, stride, limit, Some(tail))?;
+        self.inner
+            .continue_tail(namespace_id(namespace)?, &keys)
+            .map_err(to_py)
+    }
+
+    #[pyo3(
+        signature = (namespace, keys, tail, *, stride = Whole(1), limit = None),
+        text_signature = "($self, namespace, keys, tail, *, stride=1, limit=None)"
+    )]
+    fn supersede(
+        &self,
+        namespace: Whole,
+        keys: &Bound<'_, PyAny>,
+        tail: &Bound<'_, PyBytes>,
+        stride: Whole,
+        limit: Option<Whole>,
+    ) -> PyResult<()> {
+        let keys = prefix_keys(keys, stride, limit, Some(tail))?;
+        self.inner
+            .supersede(namespace_id(namespace)?, &keys)
+            .map_err(to_py)
     }
 
     #[pyo3(
@@ -326,18 +398,21 @@ impl PyCache {
     }
 
     #[pyo3(
-        signature = (namespace, keys, entries, *, stride = Whole(1), hints = None),
-        text_signature = "($self, namespace, keys, entries, *, stride=1, hints=None)"
+        signature = (namespace, keys, entries, *, stride = Whole(1), limit = None, tail = None, hints = None),
+        text_signature = "($self, namespace, keys, entries, *, stride=1, limit=None, tail=None, hints=None)"
     )]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn reserve(
         &self,
         namespace: Whole,
         keys: &Bound<'_, PyAny>,
         entries: Vec<BlockPlace>,
         stride: Whole,
+        limit: Option<Whole>,
+        tail: Option<&Bound<'_, PyBytes>>,
         hints: Option<&Bound<'_, PyHints>>,
     ) -> PyResult<PyWriteLease> {
-        let keys = block_keys(keys, stride, None)?;
+        let keys = prefix_keys(keys, stride, limit, tail)?;
         let entries: Vec<_> = entries
             .into_iter()
             .map(|BlockPlace(class, block)| (class, block))

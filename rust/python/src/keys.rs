@@ -105,6 +105,27 @@ impl PyPrefixKeys {
     }
 }
 
+/// Keys of tails.
+pub fn tails(keys: &Bound<'_, PyList>) -> PyResult<Vec<PrefixKey>> {
+    keys.iter().map(|tail| key(&tail)).collect()
+}
+
+#[pyfunction]
+fn tail_key<'py>(
+    py: Python<'py>,
+    before: &Bound<'_, PyBytes>,
+    digest: &Bound<'_, PyBytes>,
+    tokens: Whole,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let before = match before.as_bytes() {
+        b"" => None,
+        before => Some(PrefixKey::new(before).map_err(to_py)?),
+    };
+    let tokens = u32::try_from(tokens.0).unwrap_or(0);
+    let key = PrefixKey::tail(before.as_ref(), digest.as_bytes(), tokens).map_err(to_py)?;
+    Ok(PyBytes::new(py, key.as_bytes()))
+}
+
 fn key(hash: &Bound<'_, PyAny>) -> PyResult<PrefixKey> {
     PrefixKey::new(hash.cast::<PyBytes>()?.as_bytes()).map_err(to_py)
 }
@@ -124,6 +145,29 @@ impl Deref for BlockKeys<'_> {
             Self::Own(keys) => keys,
         }
     }
+}
+
+/// The key of each block up to `limit`, and then that of a tail, if there is one. No Python code may run while they are
+/// borrowed.
+pub fn prefix_keys<'a>(
+    keys: &'a Bound<'_, PyAny>,
+    stride: Whole,
+    limit: Option<Whole>,
+    tail: Option<&Bound<'_, PyBytes>>,
+) -> PyResult<BlockKeys<'a>> {
+    let keys = block_keys(keys, stride, limit)?;
+    let Some(tail) = tail else {
+        return Ok(keys);
+    };
+    let tail = key(tail)?;
+    if !tail.is_tail() {
+        return Err(to_py(Error::InvalidArgument(format!(
+            "tail: expected {} bytes from tail_key(), found {}",
+            PrefixKey::TAIL_BYTES,
+            tail.as_bytes().len()
+        ))));
+    }
+    Ok(BlockKeys::Own([&keys[..], &[tail]].concat()))
 }
 
 /// The key of each block up to `limit`. No Python code may run while they are borrowed.
@@ -165,5 +209,6 @@ fn read_keys(keys: &Bound<'_, PyAny>, stride: Whole, limit: usize) -> PyResult<V
 }
 
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_function(wrap_pyfunction!(tail_key, m)?)?;
     m.add_class::<PyPrefixKeys>()
 }
