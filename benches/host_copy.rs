@@ -75,6 +75,7 @@ fn layout(geometry: &Arc<Geometry>, memory: &mut [u8]) -> TransferLayout {
                 region,
                 block_stride: BLOCK_BYTES,
                 runs,
+                tokens: None,
             });
         }
     }
@@ -102,6 +103,7 @@ fn entries(geometry: &Geometry, slot_bytes: usize, classes: &[usize]) -> Vec<Ent
             .map(Some)
             .collect(),
         checksum: None,
+        tokens: None,
     };
     classes.iter().map(|class| entry(*class)).collect()
 }

@@ -266,7 +266,7 @@ def test_bad_entries_are_refused_before_a_byte_moves() -> None:
             machine.engine.load([(*good, None), (*entry, None)])
     with pytest.raises(_core.InvalidArgumentError):
         machine.engine.load([(*good, 2**64)])
-    for entry in [(), good[:2], (*good, None)]:
+    for entry in [(), good[:2], (*good, None, None)]:
         with pytest.raises(_core.InvalidArgumentError, match="expected a tuple of 3"):
             machine.engine.store([entry])
     for entry in [None, list(good), ("0", PAGE_SLOTS, [0]), (0, 1, [0]), (0, PAGE_SLOTS, "0")]:

@@ -1,11 +1,16 @@
 """Keys and block tables of an engine's requests, as the vLLM connector reads them."""
 
 from collections.abc import Iterator, Sequence
-from typing import TypeVar, final
+from typing import TypeAlias, TypeVar, final
 
 from hybrid_pages._stubs.geometry import Geometry
 
 _Block = TypeVar("_Block")
+
+_StoreEntry: TypeAlias = (
+    tuple[int, Sequence[int], Sequence[int]]
+    | tuple[int, Sequence[int], Sequence[int | None], int | None]
+)
 
 def tail_key(before: bytes, digest: bytes, tokens: int) -> bytes:
     """The key of a tail: of `tokens` tokens behind a prefix that fill no block. It has 31 bytes.
@@ -47,20 +52,23 @@ class PrefixKeys:
 
 @final
 class StoreEntries:
-    """The entries that a store copies: class, slots and engine blocks of each. Pickles.
+    """The entries that a store copies: class, slots, engine blocks and tokens of each. Pickles.
+
+    tokens: how many tokens a page has, if it has not all of them. Then an engine block behind them
+    may be None; so is one with the id 0.
 
     Raises InvalidArgumentError for a slot or an engine block out of range.
     """
 
-    def __new__(
-        cls, entries: Sequence[tuple[int, Sequence[int], Sequence[int]]]
-    ) -> StoreEntries: ...
+    def __new__(cls, entries: Sequence[_StoreEntry]) -> StoreEntries: ...
     def __len__(self, /) -> int: ...
-    def __iter__(self, /) -> Iterator[tuple[int, list[int], list[int]]]: ...
-    def __getnewargs__(self, /) -> tuple[list[tuple[int, list[int], list[int]]]]: ...
+    def __iter__(self, /) -> Iterator[tuple[int, list[int], list[int | None], int | None]]: ...
+    def __getnewargs__(
+        self, /
+    ) -> tuple[list[tuple[int, list[int], list[int | None], int | None]]]: ...
     def sources(self, blocks: list[_Block]) -> list[_Block]:
         """The items of a list that belong to the entries' engine blocks, in order. An item's index
-        is the id of its block.
+        is the id of its block. Blocks that are None have no item.
 
         Raises IndexError if the list is too short.
         """

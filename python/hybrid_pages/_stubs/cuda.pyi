@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import final
 
 from hybrid_pages._stubs.arena import Arena
-from hybrid_pages._stubs.blocks import StoreEntries
+from hybrid_pages._stubs.blocks import StoreEntries, _StoreEntry
 from hybrid_pages._stubs.geometry import Geometry
 from hybrid_pages._stubs.transfer import LayerMap, _Engine
 
@@ -94,7 +94,8 @@ class CudaEngine(_Engine):
     device: number of the device. share: the part of the multiprocessors that kernels may take,
     above 0 and at most 1; by default an eighth. kernel_below: transfers whose adjacent pieces have
     fewer bytes than this, on average, are copied by a kernel, others by DMA; by default 28,672,
-    above which DMA was faster on an H100. pinning: pins the slots; without one, the constructor
+    above which DMA was faster on an H100. Pages that have not all of their tokens are stored by a
+    kernel. pinning: pins the slots; without one, the constructor
     pins all of them, or none. owners: objects kept alive until the copy engine is closed or
     dropped; both wait for the transfers in flight.
 
@@ -125,13 +126,15 @@ class CudaEngine(_Engine):
     ) -> CudaEngine: ...
     def store(
         self,
-        entries: StoreEntries | Sequence[tuple[int, Sequence[int], Sequence[int]]],
+        entries: StoreEntries | Sequence[_StoreEntry],
         stream: int = 0,
     ) -> int:
-        """Copy entries (class, slots, blocks) to their slots. Returns a ticket.
+        """Copy entries (class, slots, blocks) or (class, slots, blocks, tokens) to their slots.
+        Returns a ticket.
 
         blocks: ids of engine blocks, `blocks_per_entry` of each group of the class, in order.
-        stream: work that the stream has now comes before the copy.
+        tokens: how many tokens a page has, as for :meth:`HostEngine.store`. stream: work that the
+        stream has now comes before the copy.
 
         All arguments are checked before the first byte moves.
         """

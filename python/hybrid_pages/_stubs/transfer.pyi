@@ -1,13 +1,15 @@
 """Copy engines: copies between an engine's memory and an arena."""
 
 from collections.abc import Sequence
-from typing import final
+from typing import TypeAlias, final
 
 from typing_extensions import disjoint_base
 
 from hybrid_pages._stubs.arena import Arena
-from hybrid_pages._stubs.blocks import StoreEntries
+from hybrid_pages._stubs.blocks import StoreEntries, _StoreEntry
 from hybrid_pages._stubs.geometry import Geometry
+
+_TokenPart: TypeAlias = tuple[int, Sequence[tuple[int, int]], int]
 
 @final
 class LayerMap:
@@ -17,6 +19,13 @@ class LayerMap:
     order of the payload. Layers that are adjacent in a block are copied together if their maps
     have the same region. The memory must stay readable and writable until the copy engine is
     closed, and nothing else may write a block while a transfer uses it.
+
+    tokens: for a layer of pages, which token of a block each byte belongs to; None if that is not
+    known, and then its pages can only be stored whole. The payload of a block is one part after
+    another, each (first, dims, bytes): an array of cells of so many bytes with the dimensions
+    (extent, tokens), outermost first. The token of a cell is `first` plus the index in each
+    dimension times its `tokens`, which is 0 for dimensions within a token. All tokens have equally
+    many bytes.
     """
 
     def __new__(
@@ -28,6 +37,7 @@ class LayerMap:
         nbytes: int,
         block_stride: int,
         runs: Sequence[tuple[int, int]],
+        tokens: Sequence[_TokenPart] | None = None,
     ) -> LayerMap: ...
     @property
     def group(self) -> int: ...
@@ -41,6 +51,8 @@ class LayerMap:
     def block_stride(self) -> int: ...
     @property
     def runs(self) -> tuple[tuple[int, int], ...]: ...
+    @property
+    def tokens(self) -> tuple[_TokenPart, ...] | None: ...
 
 @final
 class Completion:
@@ -106,12 +118,14 @@ class HostEngine(_Engine):
         checksums: bool = True,
         owners: object = None,
     ) -> HostEngine: ...
-    def store(
-        self, entries: StoreEntries | Sequence[tuple[int, Sequence[int], Sequence[int]]]
-    ) -> int:
-        """Copy entries (class, slots, blocks) to their slots. Returns a ticket.
+    def store(self, entries: StoreEntries | Sequence[_StoreEntry]) -> int:
+        """Copy entries (class, slots, blocks) or (class, slots, blocks, tokens) to their slots.
+        Returns a ticket.
 
         blocks: ids of engine blocks, `blocks_per_entry` of each group of the class, in order.
+        tokens: how many tokens a page has, counted from its start, fewer than a block's; None for
+        all. What lies behind them is never read: zeros are stored in its place, and hashed. Blocks
+        without tokens may be None.
 
         All arguments are checked before the first byte moves.
         """

@@ -4,6 +4,7 @@
 //! of many layers is often one piece or a few.
 
 use std::ops::Range;
+use std::ptr;
 
 use hybrid_pages::transfer::{EntryCopy, Plan, SlotMemory, Span, TILE_BYTES, TransferLayout};
 
@@ -44,9 +45,16 @@ impl Patterns {
         }
     }
 
-    /// How many strided pieces an entry has at most.
-    pub(crate) fn most(&self) -> usize {
-        self.classes.iter().map(Vec::len).max().unwrap_or(0)
+    /// How many strided pieces an entry has at most, with all of its tokens or with one of a few other numbers.
+    pub(crate) fn most(&self, layout: &TransferLayout) -> usize {
+        let whole = self.classes.iter().map(Vec::len);
+        let last = layout.geometry().block_tokens() - 1;
+        let parts = (0..self.classes.len()).flat_map(|class| {
+            let spans = move |tokens| layout.spans_of_tokens(class, tokens).ok();
+            let tried = [1, last / 3, last / 2, last].into_iter();
+            tried.filter_map(spans).map(|spans| fold(&spans).len())
+        });
+        whole.chain(parts).max().unwrap_or(0)
     }
 }
 
@@ -68,7 +76,8 @@ pub(crate) struct Payload {
 pub(crate) struct PlacedEntry {
     pub(crate) start: u64,
     pub(crate) bytes: u64,
-    /// How many bytes move. For the others, the engine may have no block.
+    /// How many bytes move. The others a load leaves out, since the engine may have no block for them. A store writes
+    /// zeros in their place, since they are of no token of the page.
     pub(crate) moved: u64,
 }
 
@@ -93,9 +102,10 @@ impl Payload {
         let start = self.tiles * TILE;
         let bytes = layout.geometry().classes()[entry.class].rank_bytes;
         let first = self.strided.len();
-        let patterns = patterns.classes[entry.class].iter();
+        let part = plan.part(index).map(fold);
+        let patterns = part.as_ref().unwrap_or(&patterns.classes[entry.class]);
         self.strided
-            .extend(patterns.filter_map(|p| p.at(entry, start)));
+            .extend(patterns.iter().filter_map(|p| p.at(entry, start)));
         let moved = self.strided[first..].iter().map(|piece| piece.bytes).sum();
         for stretch in plan.stretches(memory, index, 0..bytes) {
             let arena = stretch.arena.addr() as u64;
@@ -116,6 +126,34 @@ impl Payload {
         });
         self.tiles += (bytes as u64).div_ceil(TILE);
         self.bytes += moved;
+    }
+
+    /// Writes zeros to the slots wherever no byte of an entry moves.
+    ///
+    /// # Safety
+    /// The slots can be written, and nobody else uses them.
+    pub(crate) unsafe fn write_zeros(&self) {
+        let partial = self.entries.iter().filter(|entry| entry.is_partial());
+        for entry in partial {
+            let end = entry.start + entry.bytes;
+            let first = self
+                .strided
+                .partition_point(|piece| piece.position < entry.start);
+            let mut zeros = entry.start;
+            let moved = self.strided[first..].iter();
+            let moved = moved.map(|piece| (piece.position, piece.position + piece.bytes));
+            for (from, to) in moved
+                .take_while(|(from, _)| *from < end)
+                .chain([(end, end)])
+            {
+                for piece in within(&self.packed, zeros..from) {
+                    let slot = ptr::with_exposed_provenance_mut::<u8>(piece.address as usize);
+                    // SAFETY: the caller promises this.
+                    unsafe { slot.write_bytes(0, piece.bytes as usize) };
+                }
+                zeros = to;
+            }
+        }
     }
 
     /// Removes the last entry.
@@ -234,10 +272,11 @@ impl Pattern {
         })
     }
 
-    /// Whether another run differs only in its place.
+    /// Whether another run follows in the payload and differs only in its place.
     fn repeats(&self, other: &Self) -> bool {
         let (a, b) = (&self.piece, &other.piece);
         (self.block, self.block_stride, a.run) == (other.block, other.block_stride, b.run)
+            && a.position + u64::from(a.run) == b.position
     }
 
     fn distance(&self, other: &Self) -> i64 {
@@ -321,6 +360,8 @@ mod tests {
         let folded = fold_runs(&patterns);
         assert_eq!(folded.len(), 2);
         assert_eq!(folded[1].piece.run, 4);
+        let apart = [pattern(0, 0, 8), pattern(9, 16, 8), pattern(18, 32, 8)];
+        assert_eq!(fold_runs(&apart).len(), 3, "zeros lie in between");
     }
 
     #[test]

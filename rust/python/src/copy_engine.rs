@@ -16,7 +16,7 @@ use crate::error::to_py;
 use crate::geometry::PyGeometry;
 use crate::layer::PyLayerMap;
 use crate::number::{Whole, plain, slot};
-use crate::tuple::sized;
+use crate::tuple::{sized, sized_from};
 
 /// Time between two checks for signals during a wait.
 const SIGNALS: Duration = Duration::from_millis(100);
@@ -168,11 +168,20 @@ pub fn layout(
     TransferLayout::new(geometry, rank.0, &num_blocks, &maps).map_err(to_py)
 }
 
-/// Reads entries to store, each a tuple (class, slots, blocks).
+/// Reads entries to store, each a tuple (class, slots, blocks) or (class, slots, blocks, tokens).
 pub fn to_store(entries: &[Bound<'_, PyTuple>]) -> PyResult<Vec<EntryCopy>> {
     let read = |given| {
-        let (class, slots, blocks) = sized("entry", given, 3)?.extract()?;
-        entry(class, slots, blocks, None)
+        let given = sized_from("entry", given, 3..=4)?;
+        let (class, slots, blocks) = given.get_slice(0, 3).extract()?;
+        let tokens: Option<Whole> = match given.len() {
+            3 => None,
+            _ => given.get_item(3)?.extract()?,
+        };
+        let tokens = tokens.map(|Whole(tokens)| tokens);
+        Ok(EntryCopy {
+            tokens,
+            ..entry(class, slots, blocks, None)?
+        })
     };
     entries.iter().map(read).collect()
 }
@@ -202,6 +211,7 @@ fn entry(
             .map(|id| id.map(|Whole(id)| id))
             .collect(),
         checksum,
+        tokens: None,
     })
 }
 

@@ -1,6 +1,6 @@
 //! The place of a layer's blocks in an engine's memory.
 
-use hybrid_pages::transfer::{ByteRun, LayerMap, Region};
+use hybrid_pages::transfer::{ByteRun, LayerMap, Region, TokenDim, TokenPart};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -17,7 +17,8 @@ pub struct PyLayerMap {
 #[pymethods]
 impl PyLayerMap {
     #[new]
-    #[pyo3(signature = (*, group, layer, address, nbytes, block_stride, runs))]
+    #[pyo3(signature = (*, group, layer, address, nbytes, block_stride, runs, tokens = None))]
+    #[allow(clippy::too_many_arguments)]
     fn new(
         group: Whole,
         layer: Whole,
@@ -25,6 +26,7 @@ impl PyLayerMap {
         nbytes: Whole,
         block_stride: Whole,
         runs: Vec<Bound<'_, PyTuple>>,
+        tokens: Option<Vec<Bound<'_, PyTuple>>>,
     ) -> PyResult<Self> {
         let address = std::ptr::with_exposed_provenance_mut(address.0);
         // SAFETY: the stub demands this of the caller: the memory is the engine's, `owners` keeps it alive, and
@@ -38,6 +40,8 @@ impl PyLayerMap {
             })
         };
         let runs = runs.iter().map(run).collect::<PyResult<_>>()?;
+        let tokens = tokens.map(|parts| parts.iter().map(token_part).collect::<PyResult<_>>());
+        let tokens = tokens.transpose()?;
         let (group, layer, block_stride) = (group.0, layer.0, block_stride.0);
         Ok(Self {
             inner: LayerMap {
@@ -46,6 +50,7 @@ impl PyLayerMap {
                 region,
                 block_stride,
                 runs,
+                tokens,
             },
         })
     }
@@ -81,17 +86,50 @@ impl PyLayerMap {
         PyTuple::new(py, runs.collect::<Vec<_>>())
     }
 
+    #[getter]
+    fn tokens<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        let dims = |part: &TokenPart| {
+            let dims = part.dims.iter().map(|dim| (dim.extent, dim.tokens));
+            PyTuple::new(py, dims.collect::<Vec<_>>())
+        };
+        let plain = |part: &TokenPart| Ok((part.first, dims(part)?, part.bytes));
+        let Some(parts) = &self.inner.tokens else {
+            return Ok(None);
+        };
+        let parts: Vec<_> = parts.iter().map(plain).collect::<PyResult<_>>()?;
+        PyTuple::new(py, parts).map(Some)
+    }
+
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         Ok(format!(
-            "LayerMap(group={}, layer={}, address={:#x}, nbytes={}, block_stride={}, runs={})",
+            "LayerMap(group={}, layer={}, address={:#x}, nbytes={}, block_stride={}, runs={}, tokens={})",
             self.group(),
             self.layer(),
             self.address(),
             self.nbytes(),
             self.block_stride(),
-            self.runs(py)?.repr()?
+            self.runs(py)?.repr()?,
+            self.tokens(py)?.into_pyobject(py)?.repr()?
         ))
     }
+}
+
+/// Reads (first token, dimensions as (extent, tokens), bytes of a cell).
+fn token_part(part: &Bound<'_, PyTuple>) -> PyResult<TokenPart> {
+    let (first, dims, bytes): (Whole, Vec<Bound<'_, PyTuple>>, Whole) =
+        sized("token part", part, 3)?.extract()?;
+    let dim = |dim: &Bound<'_, PyTuple>| {
+        let (extent, tokens): (Whole, Whole) = sized("dimension", dim, 2)?.extract()?;
+        Ok(TokenDim {
+            extent: extent.0,
+            tokens: tokens.0,
+        })
+    };
+    Ok(TokenPart {
+        first: first.0,
+        dims: dims.iter().map(dim).collect::<PyResult<_>>()?,
+        bytes: bytes.0,
+    })
 }
 
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -1,17 +1,15 @@
 //! The entries of a store, as a Python object.
 
-use hybrid_pages::ids::SlotId;
+use hybrid_pages::error::Error;
 use hybrid_pages::transfer::EntryCopy;
-use hybrid_pages_vllm::entries::StoreEntries;
+use hybrid_pages_vllm::entries::{StoreEntries, StoreEntry};
 use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList, PyTuple};
 
 use crate::block_tables::engine_block;
 use crate::copy_engine::to_store;
-use crate::number::{Whole, slot};
-
-/// An entry to store: class, slots, engine blocks.
-type GivenEntry = (Whole, Vec<Whole>, Vec<Whole>);
+use crate::error::to_py;
+use crate::number::Whole;
 
 /// The entries of a store. They become Python objects only when they are looked at.
 #[pyclass(frozen, eq, name = "StoreEntries", module = "hybrid_pages._core")]
@@ -23,15 +21,24 @@ pub struct PyStoreEntries {
 #[pymethods]
 impl PyStoreEntries {
     #[new]
-    fn new(entries: Vec<GivenEntry>) -> PyResult<Self> {
+    fn new(entries: Vec<Bound<'_, PyTuple>>) -> PyResult<Self> {
         let mut inner = StoreEntries::default();
-        for (class, slots, blocks) in entries {
-            let slots: Vec<_> = slots.into_iter().map(slot).collect::<PyResult<_>>()?;
-            let blocks: Vec<_> = blocks
-                .into_iter()
-                .map(engine_block)
-                .collect::<PyResult<_>>()?;
-            inner.push(class.0, &slots, &blocks);
+        for entry in to_store(&entries)? {
+            let id = |block: Option<usize>| match block {
+                Some(id) => engine_block(Whole(id)),
+                None if entry.tokens.is_some() => Ok(0),
+                None => Err(to_py(Error::InvalidArgument(
+                    "engine block: expected an id, found None in an entry that has all its tokens"
+                        .into(),
+                ))),
+            };
+            let blocks: Vec<_> = entry.blocks.into_iter().map(id).collect::<PyResult<_>>()?;
+            inner.push(StoreEntry {
+                class: entry.class,
+                slots: &entry.slots,
+                blocks: &blocks,
+                tokens: entry.tokens,
+            });
         }
         Ok(Self { inner })
     }
@@ -49,16 +56,17 @@ impl PyStoreEntries {
     }
 
     fn sources<'py>(&self, blocks: &Bound<'py, PyList>) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let ids = self.inner.blocks().iter();
-        ids.map(|&id| blocks.get_item(id as usize)).collect()
+        let ids = self.inner.sources().into_iter();
+        ids.map(|id| blocks.get_item(id as usize)).collect()
     }
 }
 
 impl PyStoreEntries {
     fn listed<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let plain = |(class, slots, blocks): (usize, &[SlotId], &[u32])| {
-            let slots: Vec<u32> = slots.iter().map(|slot| slot.0).collect();
-            (class, slots, blocks.to_vec())
+        let plain = |entry: StoreEntry<'_>| {
+            let slots: Vec<u32> = entry.slots.iter().map(|slot| slot.0).collect();
+            let blocks: Vec<_> = entry.sources().collect();
+            (entry.class, slots, blocks, entry.tokens)
         };
         let entries: Vec<_> = self.inner.iter().map(plain).collect();
         PyList::new(py, entries)

@@ -1,5 +1,7 @@
 //! Tuples of a known length.
 
+use std::ops::RangeInclusive;
+
 use hybrid_pages::error::Error;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -12,10 +14,25 @@ pub fn sized<'a, 'py>(
     tuple: &'a Bound<'py, PyTuple>,
     expected: usize,
 ) -> PyResult<&'a Bound<'py, PyTuple>> {
+    sized_from(what, tuple, expected..=expected)
+}
+
+/// Checks that a tuple has as many items as it may have.
+pub fn sized_from<'a, 'py>(
+    what: &str,
+    tuple: &'a Bound<'py, PyTuple>,
+    expected: RangeInclusive<usize>,
+) -> PyResult<&'a Bound<'py, PyTuple>> {
     let found = tuple.len();
-    if found != expected {
+    if !expected.contains(&found) {
+        let (least, most) = (expected.start(), expected.end());
+        let several = if least == most {
+            String::new()
+        } else {
+            format!(" to {most}")
+        };
         return Err(to_py(Error::InvalidArgument(format!(
-            "{what}: expected a tuple of {expected}, found one of {found}"
+            "{what}: expected a tuple of {least}{several}, found one of {found}"
         ))));
     }
     Ok(tuple)

@@ -3,12 +3,46 @@
 use hybrid_pages::ids::SlotId;
 use hybrid_pages::transfer::EntryCopy;
 
-/// One entry: its class, and where its slots and engine blocks end in the lists of all entries.
+/// One entry: its class, where its slots and engine blocks end in the lists of all entries, and its tokens.
 #[derive(Debug, PartialEq, Eq)]
 struct PackedEntry {
     class: usize,
     slots: usize,
     blocks: usize,
+    tokens: Option<usize>,
+}
+
+/// One entry of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoreEntry<'a> {
+    /// The index of its class.
+    pub class: usize,
+    /// Its slots, in order.
+    pub slots: &'a [SlotId],
+    /// The ids of its engine blocks, in order. An id of 0 means that there is none: a page that has not all of its
+    /// tokens may lack those behind.
+    pub blocks: &'a [u32],
+    /// How many tokens the page has, counted from its start; `None` for all.
+    pub tokens: Option<usize>,
+}
+
+impl StoreEntry<'_> {
+    /// The engine blocks that there are, `None` in place of the others.
+    pub fn sources(&self) -> impl Iterator<Item = Option<u32>> {
+        let is_part = self.tokens.is_some();
+        let source = move |&id: &u32| (id != 0 || !is_part).then_some(id);
+        self.blocks.iter().map(source)
+    }
+
+    fn copy(&self) -> EntryCopy {
+        EntryCopy {
+            class: self.class,
+            slots: self.slots.to_vec(),
+            blocks: self.sources().map(|id| id.map(|id| id as usize)).collect(),
+            checksum: None,
+            tokens: self.tokens,
+        }
+    }
 }
 
 /// The entries that one store copies, packed in three lists.
@@ -42,8 +76,14 @@ impl StoreEntries {
         self.entries.is_empty()
     }
 
-    /// Adds an entry of a class, with its slots and its engine blocks.
-    pub fn push(&mut self, class: usize, slots: &[SlotId], blocks: &[u32]) {
+    /// Adds an entry.
+    pub fn push(&mut self, entry: StoreEntry<'_>) {
+        let StoreEntry {
+            class,
+            slots,
+            blocks,
+            tokens,
+        } = entry;
         if self.entries.is_empty() {
             // Most often nearly all entries are pages, which take equally many slots.
             self.slots.reserve(slots.len() * self.entries.capacity());
@@ -54,34 +94,38 @@ impl StoreEntries {
             class,
             slots: self.slots.len(),
             blocks: self.blocks.len(),
+            tokens,
         });
     }
 
-    /// The engine blocks of all entries, in the order of the entries.
+    /// The engine blocks that the entries are copied from, in the order of the entries.
     #[must_use]
-    pub fn blocks(&self) -> &[u32] {
-        &self.blocks
+    pub fn sources(&self) -> Vec<u32> {
+        let mut sources = Vec::with_capacity(self.blocks.len());
+        for entry in self.iter() {
+            sources.extend(entry.sources().flatten());
+        }
+        sources
     }
 
-    /// The class, the slots and the engine blocks of each entry.
-    pub fn iter(&self) -> impl Iterator<Item = (usize, &[SlotId], &[u32])> {
+    /// The entries, in order.
+    pub fn iter(&self) -> impl Iterator<Item = StoreEntry<'_>> {
         let mut from = (0, 0);
         self.entries.iter().map(move |entry| {
             let (slots, blocks) = std::mem::replace(&mut from, (entry.slots, entry.blocks));
             let (slots, blocks) = (slots..entry.slots, blocks..entry.blocks);
-            (entry.class, &self.slots[slots], &self.blocks[blocks])
+            StoreEntry {
+                class: entry.class,
+                slots: &self.slots[slots],
+                blocks: &self.blocks[blocks],
+                tokens: entry.tokens,
+            }
         })
     }
 
     /// The entries as a copy engine takes them.
     #[must_use]
     pub fn copies(&self) -> Vec<EntryCopy> {
-        let copy = |(class, slots, blocks): (usize, &[SlotId], &[u32])| EntryCopy {
-            class,
-            slots: slots.to_vec(),
-            blocks: blocks.iter().map(|&id| Some(id as usize)).collect(),
-            checksum: None,
-        };
-        self.iter().map(copy).collect()
+        self.iter().map(|entry| entry.copy()).collect()
     }
 }

@@ -6,7 +6,7 @@ use hybrid_pages::cache::{Cache, WriteLease};
 use hybrid_pages::ids::{NamespaceId, PrefixKey, SlotId};
 use hybrid_pages::policy::Hints;
 
-use crate::entries::StoreEntries;
+use crate::entries::{StoreEntries, StoreEntry};
 use crate::tables::{EntrySource, TableColumns, Tables};
 
 /// The pages and states of one prefix that are to be stored.
@@ -77,7 +77,12 @@ pub fn make_room<T: Tables, K: Deref<Target = [PrefixKey]>>(
         if wanted.get(next) != Some(&(class, block)) {
             next = wanted.partition_point(|&at| at < (class, block));
         }
-        entries.push(class, slots, &blocks[sources[next].blocks.clone()]);
+        entries.push(StoreEntry {
+            class,
+            slots,
+            blocks: &blocks[sources[next].blocks.clone()],
+            tokens: None,
+        });
         next += 1;
     };
     let hints = request.hints.unwrap_or(Hints::NONE);

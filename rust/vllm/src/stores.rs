@@ -280,7 +280,7 @@ impl<H: Handles> Stores<H> {
             return Ok(None);
         }
         let request = request.name()?;
-        let pins = engine.pin(reserved.entries.blocks())?;
+        let pins = engine.pin(&reserved.entries.sources())?;
         // Nothing fails from here on.
         let store = StoreInFlight {
             lease: reserved.lease,

@@ -31,9 +31,12 @@ mod transfer;
 mod transfer_ends;
 mod transfer_layouts;
 mod transfer_model;
+mod transfer_parts;
 #[path = "../shared/transfer_plain.rs"]
 mod transfer_plain;
 #[path = "../shared/transfer_random.rs"]
 mod transfer_random;
 #[path = "../shared/transfer_support.rs"]
 mod transfer_support;
+#[path = "../shared/transfer_tokens.rs"]
+mod transfer_tokens;

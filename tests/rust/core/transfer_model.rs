@@ -10,20 +10,39 @@ use proptest::prelude::*;
 use transfer_random::{Case, check};
 use transfer_support::Memory;
 
+type Groups = Vec<(ClassKind, Vec<usize>, usize)>;
+
+/// Layers of any size or, often, of equally many bytes of each token.
+fn any_groups(block_tokens: usize) -> impl Strategy<Value = (usize, Groups)> {
+    let kinds = vec![
+        ClassKind::Attention,
+        ClassKind::Window,
+        ClassKind::Recurrent,
+    ];
+    let group = (prop::sample::select(kinds), 1_usize..4, any::<bool>()).prop_flat_map(
+        move |(kind, blocks, even)| {
+            let unit = if even {
+                (block_tokens / blocks).max(1)
+            } else {
+                1
+            };
+            let layer = (1_usize..60).prop_map(move |bytes| bytes.next_multiple_of(unit));
+            prop::collection::vec(layer, 1..4).prop_map(move |layers| (kind, layers, blocks))
+        },
+    );
+    prop::collection::vec(group, 1..5).prop_map(move |groups| (block_tokens, groups))
+}
+
 prop_compose! {
     fn any_case()(
-        groups in prop::collection::vec((
-            prop::sample::select(vec![ClassKind::Attention, ClassKind::Window, ClassKind::Recurrent]),
-            prop::collection::vec(1_usize..60, 1..4),
-            1_usize..4,
-        ), 1..5),
+        (block_tokens, groups) in prop::sample::select(vec![12_usize, 6, 1]).prop_flat_map(any_groups),
         ranks in 1_usize..4,
         rank_slot_bytes in 1_usize..120,
         entries in 0_usize..6,
         overlaid in any::<bool>(),
         seed in any::<u64>(),
     ) -> Case {
-        Case { groups, ranks, rank_slot_bytes, entries, overlaid, seed }
+        Case { groups, block_tokens, ranks, rank_slot_bytes, entries, overlaid, seed }
     }
 }
 

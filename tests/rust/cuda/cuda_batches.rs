@@ -222,6 +222,7 @@ fn a_transfer_longer_than_a_batch_comes_back_whole() {
             region: memory.region(),
             block_stride: 2 * bytes,
             runs: runs.collect(),
+            tokens: None,
         };
         let arena = Arc::new(Arena::create(&geometry, 512, 4 * BLOCKS).unwrap());
         let layout = TransferLayout::new(

@@ -22,6 +22,7 @@ const KINDS: [ClassKind; 3] = [
     ClassKind::Window,
     ClassKind::Recurrent,
 ];
+const BLOCK_TOKENS: usize = 12;
 const WAYS: [Way; 3] = [Way::Usual, Way::Copies, Way::Kernel];
 
 fn random_case(seed: u64) -> Case {
@@ -32,13 +33,20 @@ fn random_case(seed: u64) -> Case {
         // Alike every other time, as they mostly are: what repeats is folded.
         let (alike, bytes) = (dice.roll(2) == 0, 1 + dice.roll(most));
         let count = 1 + dice.roll(3);
-        let mut layer = |_| if alike { bytes } else { 1 + dice.roll(most) };
+        let (kind, blocks) = (KINDS[dice.roll(3)], 1 + dice.roll(3));
+        // Often with equally many bytes of each token of a block.
+        let unit = [1, BLOCK_TOKENS / blocks][dice.roll(2)];
+        let mut layer = |_| {
+            let bytes = if alike { bytes } else { 1 + dice.roll(most) };
+            bytes.next_multiple_of(unit)
+        };
         let layers = (0..count).map(&mut layer).collect();
-        (KINDS[dice.roll(3)], layers, 1 + dice.roll(3))
+        (kind, layers, blocks)
     });
     let groups: Vec<(ClassKind, Vec<usize>, usize)> = groups.collect();
     Case {
         groups,
+        block_tokens: BLOCK_TOKENS,
         ranks: 1 + dice.roll(2),
         rank_slot_bytes: most / 4 + 1 + dice.roll(2 * most),
         entries: dice.roll(6),
@@ -130,6 +138,7 @@ fn nested_and_transposed_runs_come_back_whole() {
                     region: memory.region(),
                     block_stride: stride,
                     runs,
+                    tokens: None,
                 }
             })
             .collect();

@@ -121,6 +121,7 @@ impl Plain {
                 run(0, Self::FIRST),
                 run(Self::FIRST + 32, Self::BYTES - Self::FIRST),
             ],
+            tokens: None,
         };
         TransferLayout::new(Arc::clone(geometry), 0, &[Self::BLOCKS], &[map]).unwrap()
     }

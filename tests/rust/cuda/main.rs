@@ -10,3 +10,5 @@ mod mock_cuda;
 mod transfer_random;
 #[path = "../shared/transfer_support.rs"]
 mod transfer_support;
+#[path = "../shared/transfer_tokens.rs"]
+mod transfer_tokens;

@@ -26,6 +26,7 @@ pub fn map(
         region,
         block_stride: stride,
         runs,
+        tokens: None,
     }
 }
 

@@ -105,6 +105,15 @@ pub fn geometry(groups: &[(ClassKind, &[usize])], ranks: usize) -> Arc<Geometry>
 
 /// Groups by kind, the bytes of their layers in a block, and the blocks of an entry.
 pub fn geometry_of(groups: &[(ClassKind, &[usize], usize)], ranks: usize) -> Arc<Geometry> {
+    geometry_in(16, groups, ranks)
+}
+
+/// A [`geometry_of`] groups with so many tokens in a block.
+pub fn geometry_in(
+    block_tokens: usize,
+    groups: &[(ClassKind, &[usize], usize)],
+    ranks: usize,
+) -> Arc<Geometry> {
     let layer = |name: String, bytes: usize| {
         let segment = Segment::new("data", Dtype::Uint8, vec![bytes]).unwrap();
         Layer::new(name, vec![segment]).unwrap()
@@ -120,7 +129,8 @@ pub fn geometry_of(groups: &[(ClassKind, &[usize], usize)], ranks: usize) -> Arc
             .and_then(|group| group.with_blocks_per_entry(*blocks_per_entry))
             .unwrap()
     });
-    Arc::new(Geometry::new(16, groups.collect(), ranks, BTreeMap::new()).unwrap())
+    let groups = groups.collect();
+    Arc::new(Geometry::new(block_tokens, groups, ranks, BTreeMap::new()).unwrap())
 }
 
 pub fn entry(class: usize, slots: &[u32], blocks: &[usize]) -> EntryCopy {
@@ -130,6 +140,7 @@ pub fn entry(class: usize, slots: &[u32], blocks: &[usize]) -> EntryCopy {
         slots,
         blocks: blocks.iter().copied().map(Some).collect(),
         checksum: None,
+        tokens: None,
     }
 }
 

@@ -225,7 +225,7 @@ impl TransferJob {
         let cuts = self.plan.cuts(layout, memory, *entry, range.clone());
         let moves = cuts.map(|cut| Move::of(self.plan.direction(), cut));
         // SAFETY: the plan keeps pieces inside the two regions, whose makers promised that they can be read and
-        // written; an arena and the engine's memory are different allocations.
+        // written; an arena and the engine's memory are different allocations. Zeros are at most a tile.
         unsafe {
             if self.is_hashed(*entry) {
                 self.copy_and_hash(moves, &self.digests[*entry][range.start / TILE_BYTES..]);
@@ -271,6 +271,9 @@ impl TransferJob {
     }
 }
 
+/// The source of the bytes that a store writes for tokens that are not there.
+static ZEROS: [u8; TILE_BYTES] = [0; TILE_BYTES];
+
 /// Bytes that move from one place to another, or to none if a load leaves them out.
 struct Move {
     from: *const u8,
@@ -280,10 +283,12 @@ struct Move {
 
 impl Move {
     fn of(direction: Direction, cut: Cut) -> Self {
-        let engine = cut.engine.unwrap_or(std::ptr::null_mut());
         let (from, to) = match direction {
-            Direction::Store => (engine, cut.arena),
-            Direction::Load => (cut.arena, engine),
+            Direction::Store => {
+                let zeros = ZEROS.as_ptr().cast_mut();
+                (cut.engine.unwrap_or(zeros), cut.arena)
+            }
+            Direction::Load => (cut.arena, cut.engine.unwrap_or(std::ptr::null_mut())),
         };
         let length = cut.length;
         Self { from, to, length }
@@ -330,6 +335,7 @@ mod tests {
             region,
             block_stride: 8,
             runs,
+            tokens: None,
         };
         let memory = SlotMemory::new(region, 8, 1, *geometry.fingerprint(), Arc::new(())).unwrap();
         let layout = TransferLayout::new(geometry, 0, &[1], &[map]).unwrap();
@@ -345,6 +351,7 @@ mod tests {
             slots: vec![SlotId(0)],
             blocks: vec![Some(0)],
             checksum: None,
+            tokens: None,
         };
         let plan = shared
             .transfers

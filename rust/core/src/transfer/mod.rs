@@ -10,20 +10,26 @@ mod completion;
 mod engine;
 mod host;
 mod job;
+mod layer_map;
 mod layout;
 mod plan;
 mod process;
 mod region;
+mod span;
+mod tokens;
 mod transfers;
 
 pub use crate::guarded::panic_message;
 pub use completion::{Completion, Ticket};
 pub use engine::Engine;
 pub use host::HostEngine;
-pub use layout::{ByteRun, LayerMap, Span, TransferLayout};
+pub use layer_map::{ByteRun, LayerMap};
+pub use layout::TransferLayout;
 pub use plan::{Direction, EntryCopy, Piece, Plan, Stretch};
 pub use process::Process;
 pub use region::{Region, SlotMemory};
+pub use span::Span;
+pub use tokens::{TokenDim, TokenPart};
 pub use transfers::Transfers;
 
 pub use hybrid_pages_tiles::{TILE_BYTES, Tile, checksum, combine, fence, tile_digest};

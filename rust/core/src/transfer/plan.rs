@@ -9,6 +9,8 @@ use crate::ids::SlotId;
 
 use super::layout::TransferLayout;
 use super::region::SlotMemory;
+use super::span::Span;
+use hybrid_pages_tiles::TILE_BYTES;
 
 /// Which way bytes move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,10 +30,13 @@ pub struct EntryCopy {
     pub slots: Vec<SlotId>,
     /// The engine's blocks: of each group of the class, in order, as many as
     /// [`Group::blocks_per_entry`](crate::geometry::Group::blocks_per_entry) says. A load leaves out the
-    /// bytes of a block that is `None`.
+    /// bytes of a block that is `None`. A store may lack the blocks that lie behind its `tokens`.
     pub blocks: Vec<Option<usize>>,
     /// For a load: the checksum that this rank's shard must have; `None` if it is not verified.
     pub checksum: Option<u64>,
+    /// For a store of a page: how many of its tokens there are, counted from its start; `None` for all. What lies
+    /// behind them is never read: zeros are written to the slots in its place, and hashed.
+    pub tokens: Option<usize>,
 }
 
 /// One copy of adjacent bytes.
@@ -45,9 +50,10 @@ pub struct Piece {
     pub length: usize,
 }
 
-/// A [`Piece`], or bytes of a shard that a load leaves out.
+/// A [`Piece`], bytes of a shard that a load leaves out, or zeros of a store.
 pub(super) struct Cut {
-    /// Address in the engine's memory; `None` for bytes that are left out.
+    /// Address in the engine's memory; `None` for bytes that are left out, and for zeros. Then there are at most
+    /// [`TILE_BYTES`].
     pub(super) engine: Option<*mut u8>,
     /// Address in the arena.
     pub(super) arena: *mut u8,
@@ -60,6 +66,8 @@ pub(super) struct Cut {
 pub struct Plan {
     direction: Direction,
     entries: Vec<EntryCopy>,
+    /// The bytes of each entry that has not all of its tokens, by its index.
+    parts: Vec<(usize, Vec<Span>)>,
 }
 
 impl Plan {
@@ -73,16 +81,26 @@ impl Plan {
         direction: Direction,
         entries: Vec<EntryCopy>,
     ) -> Result<Self> {
-        let mut written = HashSet::new();
+        let (mut written, mut parts) = (HashSet::new(), Vec::new());
         for (index, entry) in entries.iter().enumerate() {
-            check(layout, memory, direction, entry, &mut written).map_err(|error| match error {
+            let checked = check(layout, memory, direction, entry, &mut written);
+            let spans = checked.and_then(|()| match entry.tokens {
+                Some(tokens) => layout.spans_of_tokens(entry.class, tokens).map(Some),
+                None => Ok(None),
+            });
+            let spans = spans.map_err(|error| match error {
                 Error::InvalidArgument(what) => {
                     Error::InvalidArgument(format!("entry {index}: {what}"))
                 }
                 other => other,
             })?;
+            parts.extend(spans.map(|spans| (index, spans)));
         }
-        Ok(Self { direction, entries })
+        Ok(Self {
+            direction,
+            entries,
+            parts,
+        })
     }
 
     /// Which way the bytes of the plan move.
@@ -100,16 +118,26 @@ impl Plan {
     /// The number of bytes that the plan moves. It must be a plan of this layout.
     #[must_use]
     pub fn bytes(&self, layout: &TransferLayout) -> usize {
-        let of_entry = |entry: &EntryCopy| {
-            let sizes = layout.block_bytes(entry.class);
-            let moved = sizes.zip(&entry.blocks).filter(|(_, id)| id.is_some());
-            moved.map(|(bytes, _)| bytes).sum::<usize>()
+        let of_entry = |(index, entry): (usize, &EntryCopy)| match self.part(index) {
+            Some(spans) => spans.iter().map(|span| span.length).sum(),
+            None => {
+                let sizes = layout.block_bytes(entry.class);
+                let moved = sizes.zip(&entry.blocks).filter(|(_, id)| id.is_some());
+                moved.map(|(bytes, _)| bytes).sum::<usize>()
+            }
         };
-        self.entries.iter().map(of_entry).sum()
+        self.entries.iter().enumerate().map(of_entry).sum()
     }
 
-    /// The copies of a range of this rank's shard of one entry, in payload order. It must be a
-    /// plan of this layout and memory.
+    /// The bytes of an entry that has not all of its tokens, in payload order; `None` if it has.
+    #[must_use]
+    pub fn part(&self, entry: usize) -> Option<&[Span]> {
+        let index = self.parts.binary_search_by_key(&entry, |part| part.0);
+        index.ok().map(|index| &*self.parts[index].1)
+    }
+
+    /// The copies of a range of this rank's shard of one entry, in payload order, without zeros. It must be a plan of
+    /// this layout and memory.
     pub fn pieces<'a>(
         &'a self,
         layout: &'a TransferLayout,
@@ -127,7 +155,7 @@ impl Plan {
         self.cuts(layout, memory, entry, range).filter_map(piece)
     }
 
-    /// The [`pieces`](Self::pieces) of a range, and the bytes in between that a load leaves out.
+    /// The [`pieces`](Self::pieces) of a range, and what lies in between: bytes that a load leaves out, or zeros.
     pub(super) fn cuts<'a>(
         &'a self,
         layout: &'a TransferLayout,
@@ -135,8 +163,8 @@ impl Plan {
         entry: usize,
         range: Range<usize>,
     ) -> impl Iterator<Item = Cut> + 'a {
-        let blocks = &self.entries[entry].blocks;
-        let spans = layout.spans(self.entries[entry].class);
+        let EntryCopy { class, blocks, .. } = &self.entries[entry];
+        let spans = self.part(entry).unwrap_or(layout.spans(*class));
         let mut current = spans.partition_point(|span| span.end() <= range.start);
         let mut stretches = self.stretches(memory, entry, range);
         let mut rest = Stretch {
@@ -148,14 +176,27 @@ impl Plan {
             if rest.length == 0 {
                 rest = stretches.next()?;
             }
-            if rest.position == spans[current].end() {
+            if spans
+                .get(current)
+                .is_some_and(|span| span.end() == rest.position)
+            {
                 current += 1;
             }
-            let span = &spans[current];
-            let skip = rest.position - span.start;
-            let length = rest.length.min(span.length - skip);
+            let (engine, length) = match spans.get(current) {
+                Some(span) if span.start <= rest.position => {
+                    let skip = rest.position - span.start;
+                    let engine =
+                        blocks[span.block].map(|block| span.in_block(block).wrapping_add(skip));
+                    (engine, span.length - skip)
+                }
+                zeros => {
+                    let end = zeros.map_or(usize::MAX, |next| next.start);
+                    (None, TILE_BYTES.min(end - rest.position))
+                }
+            };
+            let length = length.min(rest.length);
             let cut = Cut {
-                engine: blocks[span.block].map(|block| span.in_block(block).wrapping_add(skip)),
+                engine,
                 arena: rest.arena,
                 length,
             };
@@ -252,8 +293,18 @@ fn check(
             entry.blocks.len()
         ));
     }
-    if direction == Direction::Store && entry.blocks.contains(&None) {
-        return reject("blocks: a store needs every block, found one left out".into());
+    if direction == Direction::Store {
+        let tokens = entry.tokens.unwrap_or(usize::MAX);
+        let mut needed = layout.tokens_before(entry.class).zip(&entry.blocks);
+        if needed.any(|(before, block)| block.is_none() && before < tokens) {
+            return reject(
+                "blocks: a store needs every block that has tokens, found one left out".into(),
+            );
+        }
+    } else if let Some(tokens) = entry.tokens {
+        return reject(format!(
+            "tokens: a load copies whole pages, expected none, found {tokens}"
+        ));
     }
     let targets = per_group
         .flat_map(|(group, blocks)| std::iter::repeat_n(group, blocks))

@@ -103,6 +103,15 @@ impl BatchBuilder<'_> {
                 full = true;
                 break;
             }
+            if !self.fits(payload) {
+                let pieces = payload.strided.len();
+                payload.pop();
+                transfer.fail(format!(
+                    "entry {index}: expected pieces for buffers of {} bytes, found {pieces}",
+                    self.sizes.lists
+                ));
+                break;
+            }
             let last = payload.entries.len() - 1;
             let wanted = direction == Direction::Store || plan.entries()[index].checksum.is_some();
             let here = self.kernels
@@ -135,10 +144,15 @@ impl BatchBuilder<'_> {
         !full
     }
 
-    fn holds(&self, payload: &Payload) -> bool {
+    /// Whether the buffers hold a payload. They hold every entry with all of its tokens.
+    fn fits(&self, payload: &Payload) -> bool {
         let lists = size_of_val(&*payload.strided) + size_of_val(&*payload.packed);
-        lists <= self.sizes.lists
-            && payload.tiles as usize * size_of::<u64>() <= self.sizes.digests
+        lists <= self.sizes.lists && payload.tiles as usize * size_of::<u64>() <= self.sizes.digests
+    }
+
+    /// Whether a payload is small enough for a batch.
+    fn holds(&self, payload: &Payload) -> bool {
+        self.fits(payload)
             && payload.bytes <= MOST_BYTES
             && payload.pieces()
                 <= if self.batched_copies {

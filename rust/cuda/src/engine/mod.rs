@@ -309,7 +309,7 @@ fn buffer_sizes(transfers: &Transfers, patterns: &Patterns, slots: &Pinned) -> B
         .map(|class| class.rank_bytes);
     let most = bytes.max().unwrap_or(0);
     let packed = (most.div_ceil(memory.slot_bytes()) + 1) * parts;
-    BufferSizes::new(patterns.most(), packed, most.div_ceil(TILE_BYTES))
+    BufferSizes::new(patterns.most(layout), packed, most.div_ceil(TILE_BYTES))
 }
 
 /// Rejects layers in memory of the host or of another device.

@@ -12,7 +12,7 @@ pub struct CudaOptions {
     /// The share of the multiprocessors that kernels may take: more than 0, at most 1.
     pub share: f64,
     /// Batches move by a kernel if their pieces are on average shorter than this many bytes, else by the device's
-    /// copy engines.
+    /// copy engines. Pages that have not all of their tokens always move by a kernel, which writes the zeros, too.
     pub kernel_below: usize,
     /// The pinning of the slots. Without one, the engine pins them itself, and waits for that.
     pub pinning: Option<Arc<Pinning>>,

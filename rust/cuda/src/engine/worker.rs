@@ -12,7 +12,7 @@ use hybrid_pages::transfer::{Completion, Direction, Ticket, Transfers, panic_mes
 
 use crate::driver::Device;
 use crate::error::{CudaError, Result};
-use crate::payload::Patterns;
+use crate::payload::{Patterns, PlacedEntry};
 
 use super::batch::{BatchBuilder, BatchPart, CopyBatch, RunningTransfers};
 use super::buffers::MOST_IN_FLIGHT;
@@ -286,9 +286,15 @@ impl Worker {
     ) -> std::result::Result<(), SubmitError> {
         let (payload, slots) = (&batch.payload, self.streams.slots());
         let small = payload.bytes < self.kernel_below.saturating_mul(payload.pieces());
-        let method = if small && self.streams.has_kernels() && !slots.is_pageable() {
+        let zeros =
+            direction == Direction::Store && payload.entries.iter().any(PlacedEntry::is_partial);
+        let method = if (small || zeros) && self.streams.has_kernels() && !slots.is_pageable() {
             CopyMethod::Kernel
         } else {
+            if zeros {
+                // SAFETY: the plan keeps its stretches inside the arena, and the slots belong to the transfer.
+                unsafe { payload.write_zeros() };
+            }
             CopyMethod::Copies(payload.copies(slots.cuts()))
         };
         let transfers = batch
