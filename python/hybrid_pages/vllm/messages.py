@@ -37,6 +37,9 @@ class Report(KVConnectorHandshakeMetadata):
     """Path of this rank's plane of the arena."""
     alone: bool = False
     """Whether it is certain that the engine has no other connector."""
+    whole_only: str | None = None
+    """The first layer whose pages can only be stored whole, since it is not known where a token
+    lies in them; None if there is none."""
     ready: int = field(default=0, compare=False)
     """How many slots, from 0 on, were ready when the report was made."""
 

@@ -65,6 +65,22 @@ class SimulatedHybridForCausalLM(torch.nn.Module):
         return ()
 
 
+class PlainBackend:
+    """Stands in for a backend whose tokens lie where the strides of a page say, as
+    :class:`~simulation.memory.LayerMemory` writes them."""
+
+
+PlainBackend.__module__ = "vllm.v1.attention.backends.flash_attn"
+PlainBackend.__qualname__ = "FlashAttentionBackend"
+
+
+class PlainLayer:
+    """Stands in for a layer of a model."""
+
+    def get_attn_backend(self) -> type[PlainBackend]:
+        return PlainBackend
+
+
 def save_model(folder: Path, architecture: str) -> None:
     """Writes the configuration of a small model without weights."""
     model = {
@@ -130,6 +146,9 @@ def engine_config(
     config.parallel_config.tensor_parallel_size = ranks
     config.parallel_config.world_size = ranks
     config.kv_events_config = events
+    config.compilation_config.static_forward_context = {
+        name: PlainLayer() for name in shape.specs()
+    }
     if speculation is not None:
         speculation.configure(config)
     if connector is not None:

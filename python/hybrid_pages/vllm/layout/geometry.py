@@ -18,6 +18,7 @@ from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.config.speculation import draft_layers
 from hybrid_pages.vllm.config.support import UnsupportedError
 from hybrid_pages.vllm.layout.grid import BlockGrid, EntryBlocks, all_specs, block_grid
+from hybrid_pages.vllm.layout.tokens import TokenPart, token_parts
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -185,6 +186,7 @@ def read_layout(
                     nbytes=view.region_bytes,
                     block_stride=view.block_stride,
                     runs=view.runs(),
+                    tokens=None if blocks.is_narrow else view.tokens(config),
                 )
             )
             kernels.append(view.kernel_tokens)
@@ -196,6 +198,16 @@ def read_layout(
         identity=_identity(config, kv_cache_config, grid, kernels),
     )
     return geometry, maps
+
+
+def whole_only(geometry: Geometry, maps: Iterable[LayerMap]) -> str | None:
+    """The first layer whose pages can only be stored whole, since it is not known where a token
+    lies in them; None if there is none."""
+    for each in maps:
+        group = geometry.groups[each.group]
+        if group.kind != "recurrent" and each.tokens is None:
+            return group.layers[each.layer].name
+    return None
 
 
 def _group(group: "KVCacheGroupSpec", layers: list[Layer], blocks: EntryBlocks) -> Group:
@@ -309,6 +321,16 @@ class _LayerView:
         return cls(name, spec, tensor, split)
 
     @property
+    def _sizes(self) -> list[int]:
+        """Kernel blocks, heads, tokens and contents of one block."""
+        return [self.kernel_blocks, *self.tensor.shape[1:]]
+
+    @property
+    def _order(self) -> list[int]:
+        """These dimensions in the order of memory, outermost first."""
+        return sorted(range(4), key=lambda dim: (-self.tensor.stride(dim), dim))
+
+    @property
     def kernel_tokens(self) -> int:
         return self.spec.block_size // self.kernel_blocks
 
@@ -355,11 +377,19 @@ class _LayerView:
         except GeometryError as error:
             raise UnsupportedError(f"layer {self.name!r}: {error}") from None
 
+    def tokens(self, config: "VllmConfig") -> list[TokenPart] | None:
+        """Which token each byte of a block belongs to; None if that is not known."""
+        if versions.kind_of(self.spec) == "recurrent":
+            return None
+        placement = versions.placement(config, self.name, self.spec)
+        if placement is None:
+            return None
+        return token_parts(placement, self._sizes, self._order, self.tensor.element_size())
+
     def segments(self) -> list[Segment]:
         """The segments of a block of this layer, in the order of memory."""
         if versions.kind_of(self.spec) == "recurrent":
             return _state_segments(self.spec)
-        sizes = [self.kernel_blocks, *self.tensor.shape[1:]]
-        order = sorted(range(4), key=lambda dim: (-self.tensor.stride(dim), dim))
+        sizes, order = self._sizes, self._order
         name = "latent" if versions.is_latent(self.spec) else "kv"
         return [Segment(name, dtype_name(self.tensor.dtype), [sizes[dim] for dim in order])]

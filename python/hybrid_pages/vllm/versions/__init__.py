@@ -33,6 +33,7 @@ from hybrid_pages.vllm.versions.lasting import (
     downloaded,
     hash_seed,
 )
+from hybrid_pages.vllm.versions.pages import Placement, placement
 from hybrid_pages.vllm.versions.plan import (
     PAGE_FORMATS,
     Kind,
@@ -104,6 +105,7 @@ __all__ = [
     "SUPPORTED",
     "TESTED",
     "Kind",
+    "Placement",
     "aborted",
     "block_removed",
     "block_stored",
@@ -146,6 +148,7 @@ __all__ = [
     "page_format_of",
     "pin",
     "pins_memory",
+    "placement",
     "platform",
     "prefix_cache_of",
     "processed",

@@ -28,7 +28,12 @@ from hybrid_pages.adapter.planes import require_plane
 from hybrid_pages.adapter.pool import Slots
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.config.settings import Settings
-from hybrid_pages.vllm.layout.geometry import planned_geometry, read_layout, require_sizes
+from hybrid_pages.vllm.layout.geometry import (
+    planned_geometry,
+    read_layout,
+    require_sizes,
+    whole_only,
+)
 from hybrid_pages.vllm.messages import (
     LoadJob,
     Outcome,
@@ -142,6 +147,7 @@ class WorkerHalf:
             boot_id(),
             self._arena.path,
             self.alone,
+            whole_only(self.geometry, self._maps),
         )
         self._results.metadata.reports = [self.report]
         try:
