@@ -37,6 +37,20 @@ _REMOTE = typer.Option(
 )
 
 
+class Talk(str, Enum):
+    """Kinds of made-up conversations."""
+
+    chat = "chat"
+    chat_200 = "chat-200"
+    chat_1000 = "chat-1000"
+    chat_edited = "chat-edited"
+    reasoning_kept = "reasoning-kept"
+    reasoning_dropped = "reasoning-dropped"
+    reasoning_emptied = "reasoning-emptied"
+    agent = "agent"
+    agent_dropped = "agent-dropped"
+
+
 class SessionSource(str, Enum):
     """Whose session ids the policies see."""
 
@@ -181,9 +195,45 @@ def route(
     )
 
 
+def conversations(
+    kind: Annotated[Talk, typer.Argument(help="What the conversations are like.")],
+    sessions: Annotated[
+        int, typer.Option(parser=read(whole(1 << 20)), metavar="N", help="How many.")
+    ] = 40,
+    seed: Annotated[int, typer.Option(help="Everything follows from it.")] = 0,
+    block: Annotated[
+        int, typer.Option(parser=read(whole(1 << 20)), metavar="N", help="Tokens per block.")
+    ] = 512,
+    rate: Annotated[
+        float, typer.Option(min=1e-6, metavar="R", help="New conversations a second.")
+    ] = 0.2,
+    scale: Annotated[
+        float, typer.Option(min=0.001, max=10.0, metavar="X", help="Of all lengths.")
+    ] = 1.0,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Write prompts and answers as token ids, not a trace.")
+    ] = False,
+) -> int:
+    """Write made-up chats and agents, token by token, as a trace for the other commands."""
+    from hybrid_pages.lab.converse import run
+
+    return run(
+        SimpleNamespace(
+            kind=kind.value,
+            sessions=sessions,
+            seed=seed,
+            block=block,
+            rate=rate,
+            scale=scale,
+            tokens=tokens,
+        )
+    )
+
+
 def add_to(app: typer.Typer) -> None:
     """Adds the group to the command, and each of its commands under its old name, hidden."""
     app.add_typer(group, name="lab")
     for command in (replay, route, scale):
         group.command()(command)
         app.command(hidden=True)(command)
+    group.command()(conversations)
