@@ -7,7 +7,7 @@ import itertools
 import os
 import pickle
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,11 @@ from hybrid_pages.vllm.connector import HybridPagesConnector
 from hybrid_pages.vllm.metrics import KINDS
 from hybrid_pages.vllm.scheduler.requests.tracked import Tracked
 
+from .anywhere import Anywhere
 from .audit import Audit
 from .config import engine_config, plan_kv_caches
 from .function import Image, Origin, continuation
+from .local_cache import LocalCache
 from .memory import Memory, representative
 from .runner import Runner
 from .shapes import GDN, Shape
@@ -187,6 +189,7 @@ class Engine:
         self.plan = plan
         self._origins: dict[str, Origin] = {}
         self._external: dict[str, int] = {}
+        self._local: dict[str, int] = {}
         self._asynchronous = async_scheduling
         self.runners = [
             self._runner(rank, worker_plan, runner_version)
@@ -217,6 +220,9 @@ class Engine:
         self.results: dict[str, Result] = {}
         self.statistics: list[SchedulerStats] = []
         self.steps = 0
+        self.local_cache = LocalCache(self)
+        self.watches_local_cache = False
+        """Whether vLLM's own prefix cache is checked after each step."""
 
     @property
     def block_tokens(self) -> int:
@@ -259,7 +265,9 @@ class Engine:
                 config=config, role=KVConnectorRole.WORKER, kv_cache_config=plan
             )
             worker.register_kv_caches(memory.tensors)
-            if not self.in_process:
+            if isinstance(worker, Anywhere):
+                worker.memory, worker.origins = memory, self._origins
+            elif not self.in_process:
                 move_away(worker)
         return Runner(
             rank,
@@ -295,14 +303,19 @@ class Engine:
         self._aggregator = KVOutputAggregator.from_connector(connector, self.ranks)
         allocated = connector.update_state_after_alloc
 
+        def loading() -> Collection[str]:
+            if isinstance(connector, Anywhere):
+                return connector.in_flight
+            return self.half.connection.loads.in_flight
+
         def note(request: Request, blocks: Any, external_tokens: int) -> None:
             allocated(request, blocks, external_tokens)
-            if external_tokens and request.request_id in self.half.connection.loads.in_flight:
+            if external_tokens and request.request_id in loading():
                 memory, tables = self.runners[0].memory, blocks.get_block_ids()
-                local = self.half._requests[request.request_id].lookup.local
+                local = self._local[request.request_id]
                 self._external[request.request_id] = external_tokens
                 ours = [
-                    [] if ring else ids[local // n : (local + external_tokens) // n]
+                    [] if ring else ids[local // n : -(-(local + external_tokens) // n)]
                     for ids, n, ring in zip(tables, memory.block_tokens, memory.rings, strict=True)
                 ]
                 self._loading[request.request_id] = [
@@ -317,6 +330,7 @@ class Engine:
 
         def match(request: Request, local_tokens: int) -> tuple[int | None, bool]:
             self._external.pop(request.request_id, None)
+            self._local[request.request_id] = local_tokens
             return matched(request, local_tokens)
 
         connector.update_state_after_alloc = note
@@ -439,6 +453,8 @@ class Engine:
             self._accept_loads(runner)
             results.append(through_pipe(runner.execute(through_pipe(output))))
             self._accept_loads(runner)
+        if self.watches_local_cache:
+            self.local_cache.check()
         for result in results[1:]:
             assert result.sampled_token_ids == results[0].sampled_token_ids
         return results[0] if self._aggregator is None else self._aggregator.aggregate(results)
@@ -523,7 +539,8 @@ class Engine:
             result.check()
         for runner in self.runners:
             self._accept_loads(runner)
-        if self.connector is not None:
+        self.local_cache.check(anew=True)
+        if self.connector is not None and not isinstance(self.connector, Anywhere):
             self._check_cache()
 
     def _check_cache(self) -> None:
