@@ -254,7 +254,7 @@ licences: ## Write THIRD-PARTY-LICENSES.txt, of the crates inside a wheel; after
 
 # ---- the benches: benches/README.md ----
 
-ENGINE_BENCHES := bench-engine bench-scheduler bench-disk bench-policies bench-gpu
+ENGINE_BENCHES := bench-engine bench-scheduler bench-disk bench-policies bench-gpu bench-resume
 .PHONY: bench $(ENGINE_BENCHES) bench-index bench-remote bench-mlx bench-mooncake
 bench: ## Measure the Rust core and its tiers (criterion)
 	@cargo bench --locked --bench '*' -- $(BENCH_ARGS)
@@ -265,9 +265,10 @@ bench-scheduler: SCRIPT := scheduler_steps.py
 bench-disk: SCRIPT := disk_ttft.py
 bench-policies: SCRIPT := live_policies.py
 bench-gpu: SCRIPT := gpu_paging.py
+bench-resume: SCRIPT := resume.py --vllm .cache/vllm-$(lastword $(VLLM_SOURCES))
+bench-resume: $(VLLM_STAMPS)
 $(ENGINE_BENCHES): .venv/.stamps/package
 	@$(BIN)/python benches/$(SCRIPT) $(BENCH_ARGS)
-
 bench-index: .venv/.stamps/package .cache/lmcache/.stamp
 	@PYTHONPATH=.cache/lmcache $(BIN)/python benches/compare_index.py $(BENCH_ARGS)
 bench-remote: .venv/.stamps/package .cache/mooncake/lib/.stamp

@@ -35,14 +35,14 @@ class EngineEnded(Exception):
 
 
 class EngineProcess:
-    """One engine; vLLM's output goes to `log`."""
+    """One engine; vLLM's output goes to `log`. It imports from `path` first."""
 
-    def __init__(self, variant: str, log: Path) -> None:
+    def __init__(self, variant: str, log: Path, path: Sequence[str] = ()) -> None:
         self.variant, self._log = variant, log
         command_read, command_write = os.pipe()
         answer_read, answer_write = os.pipe()
         program = BENCHES / "overhead" / "engine.py"
-        search = [str(BENCHES / "rivals"), os.environ.get("PYTHONPATH", "")]
+        search = [*path, str(BENCHES / "rivals"), os.environ.get("PYTHONPATH", "")]
         with log.open("w") as sink:
             self._process = subprocess.Popen(
                 [sys.executable, program, str(command_read), str(answer_write)],

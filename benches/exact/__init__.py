@@ -1,0 +1,1 @@
+"""Parts of `resume.py`: tokens that engines compute again."""
