@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from hybrid_pages._core import (
     Layer,
     LayerMap,
     Segment,
+    StoreEntries,
     checksum,
 )
 from ownership import check_owner_is_kept
@@ -47,8 +49,8 @@ class Machine:
             rank=rank,
             num_blocks=BLOCKS,
             layers=[
-                self.map(0, 0, [(0, PAGE)]),
-                self.map(0, 1, [(PAGE, PAGE)]),
+                self.map(0, 0, [(0, PAGE)], tokens=[(0, [(16, 1)], PAGE // 16)]),
+                self.map(0, 1, [(PAGE, PAGE)], tokens=[(0, [(PAGE // 16, 0), (16, 1)], 1)]),
                 self.map(1, 0, [(8, 30), (48, 50)]),
                 self.map(2, 0, [(0, STATE)]),
             ],
@@ -242,6 +244,24 @@ def test_what_another_process_stores_this_one_loads() -> None:
     assert machine.page(4) == bytes([7]) * 2 * PAGE
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_only_the_tokens_of_a_page_are_stored(packed: bool) -> None:
+    machine = Machine(make_arena())
+    entries = [(0, PAGE_SLOTS, [3], 5)]
+    done = machine.run(machine.engine.store(StoreEntries(entries) if packed else entries))
+    assert done.ok, done.error
+    page = np.frombuffer(machine.page(3), np.uint8)
+    rows, columns = page[:PAGE].reshape(16, -1).copy(), page[PAGE:].reshape(-1, 16).copy()
+    rows[5:] = columns[:, 5:] = 0
+    expected = rows.tobytes() + columns.tobytes()
+    assert machine.run(machine.engine.load([(0, PAGE_SLOTS, [4], None)])).ok
+    assert machine.page(4) == expected != page.tobytes()
+    assert (done.checksums, done.bytes) == ([checksum(expected)], 5 * 2 * PAGE // 16)
+    for tokens in (0, 16, 17):
+        with pytest.raises(_core.InvalidArgumentError, match="tokens: expected 1 to 15"):
+            machine.engine.store([(0, PAGE_SLOTS, [3], tokens)])
+
+
 def test_bad_entries_are_refused_before_a_byte_moves() -> None:
     arena = make_arena()
     machine = Machine(arena)
@@ -342,7 +362,34 @@ def test_a_layer_map_shows_what_it_was_given() -> None:
     )
     assert (shown.group, shown.layer, shown.address, shown.nbytes) == (1, 2, address, 64)
     assert (shown.block_stride, shown.runs) == (32, ((0, 8), (16, 8)))
-    assert "runs=((0, 8), (16, 8))" in repr(shown)
+    assert "runs=((0, 8), (16, 8))" in repr(shown) and "tokens=None" in repr(shown)
+    assert shown.tokens is None
+
+
+def test_a_layer_map_shows_where_its_tokens_lie() -> None:
+    memory = np.zeros(64, np.uint8)
+
+    def layer(tokens: Any) -> LayerMap:
+        address = memory.ctypes.data
+        return LayerMap(
+            group=0,
+            layer=0,
+            address=address,
+            nbytes=64,
+            block_stride=32,
+            runs=[(0, 16)],
+            tokens=tokens,
+        )
+
+    shown = layer([(0, [(2, 0), (4, 1)], 1), (0, [], 8)])
+    assert shown.tokens == ((0, ((2, 0), (4, 1)), 1), (0, (), 8))
+    assert "tokens=((0, ((2, 0), (4, 1)), 1), (0, (), 8))" in repr(shown)
+    for wrong in ([(0, [(2, 0)])], [(0, [(2, 0, 1)], 1)], [(-1, [], 1)]):
+        with pytest.raises(_core.InvalidArgumentError):
+            layer(wrong)
+    for wrong in ("x", [None], [(0, None, 1)]):
+        with pytest.raises(TypeError):
+            layer(wrong)
 
 
 def test_a_closed_engine_refuses_copies_and_still_reports_the_old_ones() -> None:

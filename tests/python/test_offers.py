@@ -37,14 +37,14 @@ def offer(cache, namespace, tables, *, columns=None, first=0, end=3, states=()):
 def test_pages_and_states_come_with_their_engine_blocks(tables):
     cache, namespace = make()
     lease, entries = offer(cache, namespace, tables, states=[(CHECKPOINT, 2, [9])])
-    found = [(item, ids) for item, _, ids in entries]
+    found = [(item, ids) for item, _, ids, _ in entries]
     assert found == [(PAGE, [5]), (PAGE, [6]), (PAGE, [7]), (CHECKPOINT, [9])]
     assert lease.entries == []
     twin, namespace_there = make()
     listed = twin.reserve(
         namespace_there, keys("abc"), [*((PAGE, n) for n in range(3)), (CHECKPOINT, 2)]
     )
-    assert [(item, slots) for item, slots, _ in entries] == [
+    assert [(item, slots) for item, slots, _, _ in entries] == [
         (entry.class_index, entry.slots) for entry in listed.entries
     ]
     lease.commit([SUMS] * 4)
@@ -65,13 +65,26 @@ def test_entries_name_their_sources_and_go_to_another_process_as_they_are():
         StoreEntries([(0, [2**40], [1])])
 
 
+def test_a_page_may_lack_the_engine_blocks_behind_its_tokens():
+    entries = StoreEntries([(0, [1], [5, None, 0], 3), (0, [2], [0, 7, 8])])
+    listed = [(0, [1], [5, None, None], 3), (0, [2], [0, 7, 8], None)]
+    assert list(entries) == listed
+    assert pickle.loads(pickle.dumps(entries)) == entries != StoreEntries(listed[:1])
+    assert entries != StoreEntries([(0, [1], [5, None, None], 2), listed[1]])
+    assert entries.sources(list("0123456789")) == ["5", "0", "7", "8"]
+    with pytest.raises(InvalidArgumentError, match="found None in an entry that has all its"):
+        StoreEntries([(0, [1], [5, None])])
+    with pytest.raises(InvalidArgumentError, match="expected a tuple of 3 to 4, found one of 5"):
+        StoreEntries([(0, [1], [5], 3, 1)])
+
+
 def test_what_is_there_or_has_no_engine_block_is_left_out():
     cache, namespace = make()
     lease, entries = offer(cache, namespace, [[], [5, 6, 0]], first=0)
-    assert [ids for _, _, ids in entries] == [[5], [6]]
+    assert [ids for _, _, ids, _ in entries] == [[5], [6]]
     lease.commit([SUMS] * 2)
     lease, entries = offer(cache, namespace, [[], [5, 6, 7]])
-    assert [ids for _, _, ids in entries] == [[7]]
+    assert [ids for _, _, ids, _ in entries] == [[7]]
     assert lease.skipped["resident"] == 2
     assert offer(cache, namespace, [[], [5, 6, 0]], first=2) is None
     assert offer(cache, namespace, [[], [5, 6]], first=2) is None
@@ -82,7 +95,7 @@ def test_an_entry_takes_the_last_engine_blocks_of_its_block():
     assert narrow.filled([[1, 2, 3, 4, 5, 6, 7, 8], []], 0, 2) == [(PAGE, 0), (PAGE, 1)]
     cache, namespace = make()
     _, entries = offer(cache, namespace, [[1, 2, 3, 4, 5, 6, 7, 8], []], columns=narrow)
-    assert [ids for _, _, ids in entries] == [[3, 4], [7, 8]]
+    assert [ids for _, _, ids, _ in entries] == [[3, 4], [7, 8]]
 
 
 def test_a_load_writes_what_the_tables_have():
@@ -143,7 +156,7 @@ def test_blocks_beyond_all_tables_are_not_there():
     assert plain().filled([[], [5]], 0, 2**62) == [(PAGE, 0)]
     cache, namespace = make()
     lease, entries = offer(cache, namespace, [[], [5]], end=2**62)
-    assert [(item, ids) for item, _, ids in entries] == [(PAGE, [5])]
+    assert [(item, ids) for item, _, ids, _ in entries] == [(PAGE, [5])]
     lease.abort()
     assert offer(cache, namespace, [[], [5]], first=7, end=2**62) is None
 

@@ -9,10 +9,9 @@ TokenPart: TypeAlias = tuple[int, list[tuple[int, int]], int]
 """A part of an engine block, see :class:`~hybrid_pages.LayerMap`."""
 
 _KERNEL, _HEAD, _TOKEN, _CONTENT = range(4)
-_WORD = 4
-"""Bytes of a word of an AMX tile, which holds values of one or several tokens."""
 _TILE = 16
-"""Words of a row of an AMX tile."""
+"""Words of a row of an AMX tile. A word has two items, or one of four bytes: of keys those of one
+token, of values those of neighbouring tokens."""
 
 
 def token_parts(
@@ -62,10 +61,9 @@ def _columns(tokens: int, width: int, item: int) -> _HeadParts | None:
 
 
 def _tiles(tokens: int, width: int, item: int) -> _HeadParts | None:
-    """A head's keys in tiles of words of a token, and its values in tiles of words of several."""
-    each = _WORD // item
-    if not each or width % _TILE or tokens % _TILE or tokens % each:
+    each = 1 if item == 4 else 2
+    if width % _TILE or tokens % _TILE:
         return None
     keys = [(tokens // _TILE, _TILE), (width // each, 0), (_TILE, 1)]
     values = [(width // _TILE, 0), (tokens // each, each), (_TILE, 0), (each, 1)]
-    return [(keys, _WORD), (values, item)]
+    return [(keys, each * item), (values, item)]

@@ -12,8 +12,8 @@ Placement = Literal["strides", "columns", "tiles"]
 """Where a token's bytes lie in a page.
 
 strides: in the token's cells, as the tensor's strides say. columns: a head's keys before its
-values, the keys with one row for each dimension and one column for each token, the values with one
-row for each token. tiles: the same in tiles for AMX.
+values, the keys with a row for each dimension and a column for each token, the values with a row
+for each token. tiles: keys and values in tiles for AMX, of words of two items.
 """
 
 _BACKENDS = "vllm.v1.attention.backends."
@@ -67,6 +67,6 @@ def placement(config: "VllmConfig", layer: str, spec: "KVCacheSpec") -> Placemen
     name = f"{backend.__module__}.{backend.__qualname__}"
     if name in BY_STRIDES:
         return "strides"
-    if name == CPU and page_format(spec) == "NONE":
+    if name == CPU:
         return BY_INSTRUCTIONS.get(getattr(made, "isa", ""))
     return None
