@@ -2,6 +2,7 @@
 
 use crate::support;
 
+use support::cache_support::keys;
 use support::{Setup, geometry};
 
 #[test]
@@ -30,6 +31,45 @@ fn what_was_written_comes_back_after_a_restart() {
         (9, 0, [0; 16])
     );
     assert_eq!(engine.restore("other"), 0);
+}
+
+#[test]
+fn tails_come_back_after_a_restart_and_are_found_by_their_lengths() {
+    let place = tempfile::tempdir().unwrap();
+    let setup = Setup::small(place.path());
+    let engine = setup.engine();
+    for prompt in ["abC", "abE", "G"] {
+        engine.keep(prompt);
+    }
+    drop(engine);
+    let engine = setup.engine();
+    assert_eq!(engine.stats().left_over, 2 + 3 * 2);
+    let lengths = || {
+        let found = engine.cache.tail_lengths(engine.namespace, &keys("ab"), 0);
+        found.unwrap().behind
+    };
+    assert_eq!(lengths(), [(0, vec![7])]);
+    assert_eq!(engine.hit("ab").pages, 2);
+    assert_eq!(lengths(), [(0, vec![7]), (2, vec![3, 5])]);
+    let has = |prompt: &str| {
+        let (tail, before) = keys(prompt)
+            .split_last()
+            .map(|(tail, it)| (*tail, it.len()))
+            .unwrap();
+        let has = engine.cache.has_tails(engine.namespace, before, &[tail]);
+        has.unwrap()
+    };
+    assert_eq!(has("abE"), (vec![true], false));
+    assert_eq!(has("abD"), (vec![false], false));
+    assert_eq!(has("E"), (vec![false], false));
+    // To be asked whether it has them changes nothing: they are still left over.
+    assert_eq!(engine.stats().left_over, 2 + 3 * 2 - 2);
+    assert_eq!(engine.restore("abE"), 3);
+    assert_eq!(engine.restore("G"), 1);
+    assert_eq!(engine.restore("abD"), 0);
+    assert_eq!(engine.stats().failures, [0; 16]);
+    engine.cache.clear();
+    assert_eq!(lengths(), []);
 }
 
 #[test]

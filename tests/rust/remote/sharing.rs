@@ -46,6 +46,35 @@ fn a_later_engine_finds_what_earlier_ones_have_left() {
 }
 
 #[test]
+fn tails_of_another_engine_are_found_by_their_lengths() {
+    let store = Store::new();
+    let setup = Setup::small(&store);
+    let (first, second) = (setup.engine(), setup.engine());
+    first.keep("abC");
+    first.keep("G");
+    // As a request does: the prefix is looked up, then its tails, and each time it waits for answers.
+    assert_eq!(second.ask("abx"), 0);
+    let lengths = |engine: &support::Engine| {
+        let found = engine.cache.tail_lengths(engine.namespace, &keys("ab"), 0);
+        let found = found.unwrap();
+        (!found.asking).then_some(found.behind)
+    };
+    second.until("answered", |engine| lengths(engine).is_some());
+    assert_eq!(lengths(&second), Some(vec![(0, vec![7]), (2, vec![3])]));
+    assert_eq!(second.serve("abC"), 3);
+    assert_eq!(second.serve("G"), 1);
+    assert_eq!(second.serve("abE"), 0);
+    // A prompt that is shorter than a block asks for what is new, too.
+    first.keep("E");
+    second.until("listed", |engine| {
+        let found = engine.cache.tail_lengths(engine.namespace, &keys("z"), 0);
+        engine.ask("z");
+        found.unwrap().behind == [(0, vec![5, 7])]
+    });
+    assert_eq!(second.serve("E"), 1);
+}
+
+#[test]
 fn a_checkpoint_that_comes_later_is_found_where_the_pages_are_known() {
     let store = Store::new();
     let setup = Setup::small(&store);

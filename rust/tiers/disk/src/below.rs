@@ -23,7 +23,7 @@ use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::{EntryKey, SlotId};
 use hybrid_pages::policy::{NewEntry, Policy};
 use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room};
-use hybrid_pages_tiers::name_of;
+use hybrid_pages_tiers::{name_of, tail_group};
 
 /// Most slots of a disk: half of the numbers that slots of all tiers share.
 const MOST_SLOTS: u64 = 1 << 29;
@@ -366,6 +366,17 @@ impl Below for Disk {
         };
         lock(&self.shared.uses).found(name, unused);
         Found::Here(sums)
+    }
+
+    fn may_have(&mut self, key: &EntryKey) -> Option<bool> {
+        Some(!self.is_out() && lock(&self.shared.book).has(&name_of(key)))
+    }
+
+    fn tail_lengths(&mut self, namespace: &[u8], stem: u64, lengths: &mut Vec<u32>) -> bool {
+        if !self.is_out() {
+            lock(&self.shared.book).tail_lengths(tail_group(namespace, stem), lengths);
+        }
+        false
     }
 
     fn remove(&mut self, key: &EntryKey) {

@@ -12,7 +12,7 @@ use crate::path::folder::Other;
 use crate::shape::CellShape;
 use crate::store::DiskStore;
 use hybrid_pages::tier::CopyId;
-use hybrid_pages_tiers::Name;
+use hybrid_pages_tiers::{Name, TailNames};
 
 /// Uses within one minute count as one, since each costs a write to the index. Counted in minutes, the last use of a
 /// page is no earlier than that of any entry that needs it. Of entries last used in the same minute, the deepest leave
@@ -84,6 +84,8 @@ pub(crate) struct Book {
     /// Whether the disk was cleared before a store was opened.
     pub(crate) cleared_early: bool,
     pub(crate) entries: HashMap<Name, DiskEntry>,
+    /// The tails among the entries.
+    tails: TailNames,
     /// Entries that this cache does not know, in the order in which they leave.
     left: BTreeSet<EvictionTurn>,
     cells: Vec<Cells>,
@@ -116,6 +118,7 @@ impl Book {
             connected: false,
             cleared_early: false,
             entries: HashMap::new(),
+            tails: TailNames::default(),
             left: BTreeSet::new(),
             cells: shapes.iter().map(|it| Cells::new(it.cell_bytes)).collect(),
             reading: HashMap::new(),
@@ -140,6 +143,7 @@ impl Book {
         for (name, place) in places {
             self.left.insert(turn(&name, &place));
             let known = false;
+            self.tails.add(&name);
             self.entries.insert(name, DiskEntry { place, known });
         }
     }
@@ -189,6 +193,18 @@ impl Book {
         Some(found)
     }
 
+    /// Whether an entry would be found.
+    pub(crate) fn has(&self, name: &Name) -> bool {
+        self.store.is_some() && self.entries.contains_key(name)
+    }
+
+    /// Adds the numbers of tokens of the tails of a group.
+    pub(crate) fn tail_lengths(&self, group: u64, lengths: &mut Vec<u32>) {
+        if self.store.is_some() {
+            self.tails.lengths(group, lengths);
+        }
+    }
+
     /// Marks an entry as used and known.
     pub(crate) fn know(&mut self, name: &Name) -> Option<()> {
         let record = self.entries.get_mut(name)?;
@@ -235,6 +251,7 @@ impl Book {
         self.remove(&name);
         self.published += 1;
         self.change(name, Some(place.clone()));
+        self.tails.add(&name);
         self.entries.insert(name, DiskEntry { place, known: true });
     }
 
@@ -243,6 +260,7 @@ impl Book {
         let Some(DiskEntry { place, known }) = self.entries.remove(name) else {
             return;
         };
+        self.tails.remove(name);
         if !known {
             self.left.remove(&turn(name, &place));
         }
@@ -384,6 +402,7 @@ impl Book {
         self.epoch += 1;
         self.store = None;
         self.entries = HashMap::new();
+        self.tails = TailNames::default();
         self.left.clear();
         self.reading.clear();
         self.changes.clear();
@@ -403,6 +422,11 @@ impl Book {
             if !cells.insert((record.place.class, record.place.cell)) {
                 return Some(format!("two entries in {:?}", record.place));
             }
+        }
+        let mut tails = TailNames::default();
+        self.entries.keys().for_each(|name| tails.add(name));
+        if tails != self.tails {
+            return Some("the tails are others than the entries say".into());
         }
         let unknown = self.entries.values().filter(|record| !record.known).count();
         if unknown != self.left.len() {

@@ -16,14 +16,16 @@ mod panics;
 mod planes;
 mod sizes;
 mod speed;
+mod tails;
 
 pub use breaker::{CircuitBreaker, pause_after};
 pub use by_name::{ByName, Recent};
 pub use copies::{CONNECTED_TWICE, CopyEnds, refused, wait_until};
 pub use counts::{Counts, Failure};
 pub use ledger::Ledger;
-pub use name::{Identity, Name, name_of};
+pub use name::{Identity, Name, mark_name, name_of, tail_group};
 pub use panics::{PanicFlag, panicked};
 pub use planes::Planes;
 pub use sizes::{EntrySize, entry_sizes, largest_entry, queue_slots, shared_room};
 pub use speed::Speed;
+pub use tails::TailNames;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};
 
 use hashbrown::HashSet;
-use hybrid_pages_tiers::{ByName, EntrySize, Name};
+use hybrid_pages_tiers::{ByName, EntrySize, Name, TailNames};
 
 use crate::pack::{PackId, PackName, PackRecord, PackTable};
 
@@ -26,6 +26,8 @@ pub(crate) struct Catalog {
     /// Most entries in all packs.
     most: usize,
     entries: ByName<PackSpot>,
+    /// The tails among the entries.
+    tails: TailNames,
     /// Other places of entries that several packs have.
     spare: ByName<PackSpot>,
     packs: BTreeMap<PackId, CatalogPack>,
@@ -53,6 +55,7 @@ impl Catalog {
         Self {
             most,
             entries: ByName::default(),
+            tails: TailNames::default(),
             spare: ByName::default(),
             packs: BTreeMap::new(),
             records: 0,
@@ -66,6 +69,11 @@ impl Catalog {
 
     pub(crate) fn find(&self, name: &Name) -> Option<&PackSpot> {
         self.entries.get(name)
+    }
+
+    /// Adds the numbers of tokens of the tails of a group. Returns whether there are any.
+    pub(crate) fn tail_lengths(&self, group: u64, lengths: &mut Vec<u32>) -> bool {
+        self.tails.lengths(group, lengths)
     }
 
     pub(crate) fn pack(&self, id: PackId) -> Option<PackName> {
@@ -142,8 +150,9 @@ impl Catalog {
                 continue;
             }
             self.bytes += classes[class].bytes;
-            if let Some(old) = self.entries.insert(entry, spot) {
-                self.bytes -= classes[old.class].bytes;
+            match self.entries.insert(entry, spot) {
+                Some(old) => self.bytes -= classes[old.class].bytes,
+                None => self.tails.add(&entry),
             }
         }
         self.shrink(classes)
@@ -172,6 +181,8 @@ impl Catalog {
             if let Some(spot) = self.spare.remove(name) {
                 self.bytes += classes[spot.class].bytes;
                 self.entries.insert(*name, spot);
+            } else {
+                self.tails.remove(name);
             }
         }
     }
@@ -256,7 +267,7 @@ mod tests {
         assert_eq!((catalog.bytes(), catalog.records), (20, 2));
         catalog.remove_pack(id(3), &CLASSES);
         let empty = catalog.entries.is_empty() && catalog.spare.is_empty();
-        assert!(empty && catalog.packs.is_empty());
+        assert!(empty && catalog.packs.is_empty() && catalog.tails.is_empty());
         assert_eq!((catalog.bytes(), catalog.records), (0, 0));
     }
 

@@ -8,7 +8,9 @@ use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::{EntryKey, SlotId};
 use hybrid_pages::policy::{NewEntry, Policy};
 use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room};
-use hybrid_pages_tiers::{entry_sizes, largest_entry, name_of, queue_slots, refused, shared_room};
+use hybrid_pages_tiers::{
+    entry_sizes, largest_entry, name_of, queue_slots, refused, shared_room, tail_group,
+};
 
 use crate::catalog::Catalog;
 use crate::freshness::FreshnessAnswer;
@@ -261,6 +263,30 @@ impl Below for Remote {
             FreshnessAnswer::Wait => {}
         }
         Found::Asking
+    }
+
+    fn may_have(&mut self, key: &EntryKey) -> Option<bool> {
+        let state = lock(&self.shared.state);
+        Some(state.catalog.find(&name_of(key)).is_some())
+    }
+
+    fn tail_lengths(&mut self, namespace: &[u8], stem: u64, lengths: &mut Vec<u32>) -> bool {
+        if !self.is_used() {
+            return false;
+        }
+        let group = tail_group(namespace, stem);
+        let answer = {
+            let mut state = lock(&self.shared.state);
+            if state.is_out() || state.catalog.tail_lengths(group, lengths) {
+                return false;
+            }
+            let options = &self.shared.options;
+            state.freshness.ask(options.refresh, options.deadline)
+        };
+        if answer == FreshnessAnswer::Begin {
+            self.begin_listing();
+        }
+        answer != FreshnessAnswer::Fresh
     }
 
     fn expects(&self, _entries: u64, bytes: u64) -> Option<Duration> {
