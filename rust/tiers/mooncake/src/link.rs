@@ -328,8 +328,8 @@ fn fail_all(shared: &MooncakeShared) {
 
 /// Ends writes that have not begun.
 pub(crate) fn end_puts(shared: &MooncakeShared, puts: Vec<Put>, why: &str) {
-    for put in puts {
-        shared.end(put.copy, Err(refused("an entry that is wanted", why)));
+    for copy in puts.into_iter().filter_map(|put| put.copy) {
+        shared.end(copy, Err(refused("an entry that is wanted", why)));
     }
 }
 
@@ -359,7 +359,9 @@ fn fail(shared: &MooncakeShared, state: &mut MooncakeState, work: HelperWork) {
                 } else {
                     state.wrote(put.name);
                 }
-                shared.end(put.copy, Err(refused("a store that takes writes", "none")));
+                if let Some(copy) = put.copy {
+                    shared.end(copy, Err(refused("a store that takes writes", "none")));
+                }
             }
         }
         // These names are still in the list of entries to remove.

@@ -337,6 +337,9 @@ impl Taking<'_> {
                 state.wrote(put.name); // Even after an error the value may be there.
             }
             state.unsay(&put.name);
+            let Some(copy) = put.copy else {
+                continue;
+            };
             if result.is_ok() {
                 let bytes = self.shared.classes[put.class].value_bytes as u64;
                 let took = put.begun.elapsed().as_micros() as u64;
@@ -351,7 +354,7 @@ impl Taking<'_> {
             } else {
                 result
             };
-            self.shared.end(put.copy, result);
+            self.shared.end(copy, result);
         }
         health
     }

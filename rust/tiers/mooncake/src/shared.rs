@@ -29,7 +29,9 @@ pub(crate) struct ValueSize {
 #[derive(Debug)]
 pub(crate) struct MooncakeShared {
     pub(crate) options: MooncakeOptions,
+    /// The classes of entries, and behind them that of marks.
     pub(crate) classes: Vec<ValueSize>,
+    pub(crate) block_tokens: usize,
     pub(crate) ranks: usize,
     pub(crate) slot_bytes: usize,
     pub(crate) planes: OnceLock<Planes>,
@@ -49,20 +51,24 @@ impl MooncakeShared {
     pub(crate) fn new(
         options: MooncakeOptions,
         sizes: &[EntrySize],
-        ranks: usize,
+        (ranks, block_tokens): (usize, usize),
         slot_bytes: usize,
     ) -> Result<Self> {
         let class = |size: &EntrySize| ValueSize {
             shard_bytes: size.shard_bytes,
             value_bytes: header_bytes(ranks) + ranks * size.shard_bytes,
         };
-        let classes: Vec<ValueSize> = sizes.iter().map(class).collect();
+        let mut classes: Vec<ValueSize> = sizes.iter().map(class).collect();
         let largest = classes.iter().map(|class| class.value_bytes).max();
         let staging = StagingMemory::new(
             header_bytes(ranks),
             largest.unwrap_or(1),
             options.staging_bytes,
         );
+        classes.push(ValueSize {
+            shard_bytes: 0,
+            value_bytes: header_bytes(ranks),
+        });
         let staging = staging.map_err(|error| {
             let what = format!("expected staging memory, found {error}");
             Error::remote(Cause::new(what, error))
@@ -71,6 +77,7 @@ impl MooncakeShared {
             state: Mutex::new(MooncakeState::new(options.retry, staging.cells())),
             options,
             classes,
+            block_tokens,
             ranks,
             slot_bytes,
             planes: OnceLock::new(),
@@ -87,6 +94,11 @@ impl MooncakeShared {
     /// Whether this process was forked from the one that made the tier, and so has none of its threads.
     pub(crate) fn is_inherited(&self) -> bool {
         self.process.is_inherited()
+    }
+
+    /// The class of marks; those of entries are below it.
+    pub(crate) const fn mark_class(&self) -> usize {
+        self.classes.len() - 1
     }
 
     pub(crate) fn header_bytes(&self) -> usize {

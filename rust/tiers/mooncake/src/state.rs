@@ -63,7 +63,8 @@ pub(crate) struct Get {
 /// A write.
 #[derive(Debug)]
 pub(crate) struct Put {
-    pub(crate) copy: CopyId,
+    /// `None` for a mark.
+    pub(crate) copy: Option<CopyId>,
     pub(crate) name: Name,
     pub(crate) class: usize,
     pub(crate) slots: Vec<SlotId>,
@@ -87,7 +88,7 @@ impl HelperWork {
     pub(crate) fn copies(&self) -> Vec<CopyId> {
         match self {
             Self::Get(gets) => gets.iter().filter_map(|get| get.copy).collect(),
-            Self::Put(puts) => puts.iter().map(|put| put.copy).collect(),
+            Self::Put(puts) => puts.iter().filter_map(|put| put.copy).collect(),
             Self::Ask(_) | Self::Remove(_) => Vec::new(),
         }
     }
@@ -350,6 +351,11 @@ impl MooncakeState {
         self.forgotten += self.written.insert(name, (), Instant::now()) as u64;
     }
 
+    /// Whether a write of a name waits.
+    pub(crate) fn is_waiting(&self, name: &Name) -> bool {
+        self.waiting.contains(name)
+    }
+
     /// Marks an entry for removal if this process has put it into the store. Returns whether it has, as far as it
     /// remembers.
     pub(crate) fn take_back(&mut self, name: Name) -> bool {
@@ -477,7 +483,7 @@ mod tests {
 
     fn put(number: u64) -> Put {
         Put {
-            copy: CopyId(number),
+            copy: Some(CopyId(number)),
             name: name(number),
             class: 0,
             slots: Vec::new(),
@@ -493,14 +499,14 @@ mod tests {
         let many = 1 << 14;
         (0..many).for_each(|number| state.put(put(number)));
         for number in (1..many).step_by(2) {
-            let taken = state.take_put(&name(number)).map(|put| put.copy);
+            let taken = state.take_put(&name(number)).and_then(|put| put.copy);
             assert_eq!(taken, Some(CopyId(number)));
             assert!(state.take_put(&name(number)).is_none());
         }
         let mut written = Vec::new();
         while let Some((id, HelperWork::Put(puts))) = state.next_work(|_| BATCH_BYTES / 8) {
             assert!(id > 0 && puts.len() <= 8);
-            written.extend(puts.iter().map(|put| put.copy.0));
+            written.extend(puts.iter().filter_map(|put| put.copy).map(|copy| copy.0));
         }
         assert!(written.into_iter().eq((0..many).step_by(2)));
         assert!(state.waiting.is_empty() && state.is_idle());

@@ -9,7 +9,7 @@ use hybrid_pages::ids::{EntryKey, SlotId};
 use hybrid_pages::policy::{NewEntry, Policy};
 use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room};
 use hybrid_pages_tiers::{
-    Name, entry_sizes, largest_entry, name_of, queue_slots, refused, shared_room,
+    Name, entry_sizes, largest_entry, name_of, queue_slots, refused, shared_room, tail_group,
 };
 
 use crate::handle::MooncakeHandle;
@@ -18,6 +18,7 @@ use crate::options::MooncakeOptions;
 use crate::shared::MooncakeShared;
 use crate::state::{Get, HelperWork, KnownEntry, MooncakeState, PORTION, Put};
 use crate::stats::MooncakeFailure;
+use crate::value::marks;
 
 /// Most entries of the store that the cache keeps track of. The store's own limit is unknown.
 const MOST_ENTRIES: u64 = 1 << 20;
@@ -52,7 +53,7 @@ impl Mooncake {
             shared: Arc::new(MooncakeShared::new(
                 options,
                 &sizes,
-                geometry.ranks(),
+                (geometry.ranks(), geometry.block_tokens()),
                 slot_bytes,
             )?),
         })
@@ -66,9 +67,9 @@ impl Mooncake {
 
     /// Gives up the write of a name; if it waits, it will not begin. Returns whether it is under way.
     fn undo_write(&self, state: &mut MooncakeState, name: &Name, gone: bool) -> bool {
-        if let Some(put) = state.take_put(name) {
+        if let Some(copy) = state.take_put(name).and_then(|put| put.copy) {
             let error = refused("an entry that is wanted", "that it is to go");
-            self.shared.end(put.copy, Err(error));
+            self.shared.end(copy, Err(error));
         }
         let mut under_way = false;
         for batch in state.running.values_mut() {
@@ -80,6 +81,44 @@ impl Mooncake {
             }
         }
         under_way
+    }
+
+    /// What is known of a value, which the store is asked about if nothing is.
+    fn known_or_asked(&self, state: &mut MooncakeState, name: Name, class: usize) -> KnownEntry {
+        if !state.answers_now() {
+            return KnownEntry::Absent;
+        }
+        let known = state.known(&name);
+        if known != KnownEntry::Unknown || !state.may_ask() {
+            return known;
+        }
+        state.ask(name, class);
+        self.shared.ledger.count(|counts| counts.asked += 1);
+        self.shared.bell.notify_all();
+        KnownEntry::Asking
+    }
+
+    /// Marks the number of tokens of a tail that is written, so that others learn to look for it.
+    fn mark(&self, state: &mut MooncakeState, key: &EntryKey) {
+        let shared = &self.shared;
+        let Some((stem, tokens)) = key.prefix.stem().zip(key.prefix.tail_tokens()) else {
+            return;
+        };
+        let group = tail_group(&key.namespace, stem);
+        let mut marks = marks(group, shared.block_tokens);
+        let mark = marks.find(|(_, marked)| marked.contains(&tokens));
+        // It is written with every tail, since the store may have evicted it.
+        if let Some((name, _)) = mark.filter(|(name, _)| !state.is_waiting(name)) {
+            state.put(Put {
+                copy: None,
+                name,
+                class: shared.mark_class(),
+                slots: Vec::new(),
+                sums: vec![0; shared.ranks],
+                begun: Instant::now(),
+                undone: false,
+            });
+        }
     }
 
     fn is_ours(&self, class: usize, slots: &[SlotId]) -> bool {
@@ -139,7 +178,7 @@ impl Below for Mooncake {
         }
         self.undo_write(&mut state, &name, false);
         state.put(Put {
-            copy,
+            copy: Some(copy),
             name,
             class,
             slots: slots.to_vec(),
@@ -147,6 +186,7 @@ impl Below for Mooncake {
             begun: Instant::now(),
             undone: false,
         });
+        self.mark(&mut state, key);
         shared.bell.notify_all();
     }
 
@@ -201,7 +241,7 @@ impl Below for Mooncake {
                 Found::Absent
             }
             KnownEntry::Unknown => {
-                for class in 0..shared.classes.len() {
+                for class in 0..shared.mark_class() {
                     let name = name_of(&EntryKey {
                         class_index: class,
                         ..key.clone()
@@ -215,6 +255,27 @@ impl Below for Mooncake {
                 Found::Asking
             }
         }
+    }
+
+    fn may_have(&mut self, key: &EntryKey) -> Option<bool> {
+        let mut state = self.shared.state();
+        let known = self.known_or_asked(&mut state, name_of(key), key.class_index);
+        (known != KnownEntry::Asking).then_some(matches!(known, KnownEntry::Here(_)))
+    }
+
+    /// Adds the lengths that are marked. If the store has to be asked, it is asked about all marks at once.
+    fn tail_lengths(&mut self, namespace: &[u8], stem: u64, lengths: &mut Vec<u32>) -> bool {
+        let shared = &self.shared;
+        let mut state = shared.state();
+        let mut asking = false;
+        for (name, marked) in marks(tail_group(namespace, stem), shared.block_tokens) {
+            match self.known_or_asked(&mut state, name, shared.mark_class()) {
+                KnownEntry::Here(_) => lengths.extend(marked),
+                KnownEntry::Asking => asking = true,
+                _ => {}
+            }
+        }
+        asking
     }
 
     /// Undoes a write that waits. A value in the store stays, since others may use it.

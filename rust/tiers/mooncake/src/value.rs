@@ -1,8 +1,9 @@
 //! The layout of keys and values in the store. `docs/remote.md` describes it byte by byte.
 
 use std::fmt::Write as _;
+use std::ops::Range;
 
-use hybrid_pages_tiers::{Identity, Name};
+use hybrid_pages_tiers::{Identity, Name, mark_name};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Version of values and keys. Values of another version have other keys and are left alone.
@@ -14,6 +15,21 @@ const SUMS_AT: usize = 96;
 /// Bytes of a value's header, which is before the shards.
 pub(crate) const fn header_bytes(ranks: usize) -> usize {
     SUMS_AT + 8 * ranks + 8
+}
+
+/// Numbers of tokens that share a mark.
+const MARKED: usize = 32;
+
+/// The names of the marks of tails in blocks of so many tokens, each with the numbers of tokens that it stands for. A
+/// *mark* is a value without shards: it says that some tail of a group may have such a number of tokens. The store
+/// keeps what is there, so a list of lengths could not grow.
+pub(crate) fn marks(group: u64, block_tokens: usize) -> impl Iterator<Item = (Name, Range<u32>)> {
+    let mark = move |from: usize| {
+        let end = block_tokens.min(from + MARKED);
+        let tokens = from.max(1) as u32..end as u32;
+        (mark_name(group, from as u64), tokens)
+    };
+    (0..block_tokens).step_by(MARKED).map(mark)
 }
 
 /// The key of an entry.
@@ -89,6 +105,19 @@ mod tests {
                 assert_eq!(HEADER.sums(&other, 2), None, "byte {at}");
             }
         }
+    }
+
+    #[test]
+    fn each_number_of_tokens_in_a_block_has_one_mark_in_its_group() {
+        for block_tokens in [1, 31, 32, 33, 784] {
+            let marked = marks(7, block_tokens).flat_map(|(_, tokens)| tokens);
+            assert!(marked.eq(1..block_tokens as u32));
+        }
+        let names: std::collections::HashSet<Name> = [7, 8]
+            .into_iter()
+            .flat_map(|group| marks(group, 784).map(|(name, _)| name))
+            .collect();
+        assert_eq!(names.len(), 2 * 25);
     }
 
     #[test]
