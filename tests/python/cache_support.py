@@ -1,4 +1,7 @@
-"""A small cache whose prompts are strings: one letter per block, one key per prefix."""
+"""A small cache whose prompts are strings: one letter per block, one key per prefix.
+
+A capital letter at the end is a tail: of one token, if it is an A.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from hybrid_pages._core import (
     Layer,
     Segment,
     WriteLease,
+    tail_key,
 )
 
 PAGE, CHECKPOINT = 0, 1
@@ -37,7 +41,14 @@ def make(slots: int = 64, *, slot_bytes: int = SLOT_BYTES, **geometry) -> tuple[
 
 def keys(prompt: str) -> list[bytes]:
     """One chained hash per letter."""
-    return [hashlib.sha256(prompt[: i + 1].encode()).digest() for i in range(len(prompt))]
+    found: list[bytes] = []
+    for end, letter in enumerate(prompt, 1):
+        digest = hashlib.sha256(prompt[:end].encode()).digest()
+        if "A" <= letter <= "Z":
+            before = found[-1] if found else b""
+            digest = tail_key(before, digest, ord(letter) - ord("A") + 1)
+        found.append(digest)
+    return found
 
 
 def whole(prompt: str) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ import pytest
 
 from hybrid_pages import InvalidArgumentError
 from hybrid_pages._core import Mooncake
-from mooncake_support import IDENTITY, Process, hybrid, wait
+from mooncake_support import IDENTITY, Process, hybrid, keys, wait
 
 FAKE = Path(__file__).parent / "fake_mooncake"
 
@@ -55,6 +55,61 @@ def test_what_one_process_writes_another_reads(fake):
     assert (second.stats()["reads"], second.stats()["hits"]) == (4, 4)
     assert second.restore("xyz") == 0
     assert first.failures() == second.failures() == {}
+
+
+def test_another_process_learns_how_long_tails_are(fake):
+    first = fake.process()
+    for prompt in ("abC", "abE", "O"):
+        first.store(prompt)
+    assert first.stats()["writes"] == 2 + 3 * 2
+    assert len(fake.values()) == 2 + 3 * 2 + 2  # and a mark behind each block that has tails
+    second = fake.process()
+
+    def told(asked):
+        wait("the store has answered", lambda: not asked()[1])
+        return asked()[0]
+
+    def lengths(prompt):
+        return told(lambda: second.cache.tail_lengths(second.namespace, keys(prompt)))
+
+    def has(prompt):
+        *before, tail = keys(prompt)
+        return told(lambda: second.cache.has_tails(second.namespace, len(before), [tail])) == [True]
+
+    some = list(range(1, 16))  # of a block of 16 tokens, whatever their number
+    assert lengths("") == [(0, some)]
+    assert second.depth("ab") == 0
+    assert lengths("ab") == [(0, some), (2, some)]
+    assert lengths("x") == [(0, some)]
+    assert [has(prompt) for prompt in ("abC", "abD", "O", "C")] == [True, False, True, False]
+    for prompt in ("abC", "abE", "O"):
+        assert second.restore(prompt) == len(prompt)
+    assert second.restore("abD") == 0
+    assert first.failures() == second.failures() == {}
+    # What is there is left as it is.
+    second.store("abG")
+    assert (second.failures(), len(fake.values())) == ({}, 12)
+
+
+def test_a_damaged_mark_hides_tails_and_is_written_anew(fake):
+    first = fake.process()
+    first.store("C")
+    (mark,) = (value for value in fake.values() if value.stat().st_size < 150)
+    mark.write_bytes(mark.read_bytes()[:-1] + b"?")
+    second = fake.process()
+
+    def lengths():
+        return second.cache.tail_lengths(second.namespace, [])
+
+    wait("the store has answered", lambda: not lengths()[1])
+    assert lengths() == ([], False)
+    assert second.failures() == {"header": 1}
+    second.settle()
+    second.store("D")
+    third = fake.process()
+    third.depth("x")
+    wait("it is found", lambda: third.cache.tail_lengths(third.namespace, [])[0])
+    assert third.restore("C") == third.restore("D") == 1
 
 
 def test_a_prompt_is_asked_for_in_one_batch(fake):
