@@ -399,9 +399,7 @@ class Cache:
             call may find more soon.
         """
 
-    def has_tails(
-        self, namespace: int, blocks: int, tails: list[bytes]
-    ) -> tuple[list[bool], bool]:
+    def has_tails(self, namespace: int, blocks: int, tails: list[bytes]) -> tuple[list[bool], bool]:
         """Which of these tails behind the first `blocks` blocks may be there, in any tier: for
         those a :meth:`lookup` is worth its time. And whether a tier below has sent a question to
         its store: the same call may find more soon.

@@ -112,6 +112,7 @@ impl<'a> CountedTier<'a> {
             tenant: TenantId::NONE,
             unused: None,
             proven: false,
+            part: 1.0,
         }
     }
 

@@ -96,6 +96,9 @@ impl PyAdmission {
     }
 }
 
+/// A boundary in blocks, and the numbers of tokens of its tails.
+type TailsBehind = (usize, Vec<u32>);
+
 /// The place of an entry: its class index and its block index.
 struct BlockPlace(usize, usize);
 
@@ -162,8 +165,11 @@ impl PyCache {
         let disk = disk.map(|disk| disk.inner.take(slot_bytes.0)).transpose()?;
         let remote = remote.map(|remote| remote.take(slot_bytes.0)).transpose()?;
         let below = disk.into_iter().chain(remote).collect();
+        let inner = Cache::with_tiers(&config, below).map_err(to_py)?;
+        let tokens = u32::try_from(geometry.block_tokens()).unwrap_or(u32::MAX);
+        inner.set_block_tokens(tokens).map_err(to_py)?;
         Ok(Self {
-            inner: Arc::new(Cache::with_tiers(&config, below).map_err(to_py)?),
+            inner: Arc::new(inner),
         })
     }
 
@@ -287,7 +293,7 @@ impl PyCache {
         first: Whole,
         stride: Whole,
         limit: Option<Whole>,
-    ) -> PyResult<(Vec<(usize, Vec<u32>)>, bool)> {
+    ) -> PyResult<(Vec<TailsBehind>, bool)> {
         let keys = block_keys(keys, stride, limit)?;
         let found = self
             .inner
