@@ -83,3 +83,28 @@ def test_a_share_that_is_none_is_refused(share: float) -> None:
 def test_a_share_too_small_for_an_entry_is_refused() -> None:
     with pytest.raises(BudgetError, match="raise the share of a tenant"):
         Cache(PURE, slot_bytes=SLOT_BYTES, slots=8, tenant_share=0.01)
+
+
+def test_what_is_expected_is_evicted_last_and_what_is_given_up_first() -> None:
+    cache = Cache(PURE, slot_bytes=SLOT_BYTES, slots=8, policy="lru")
+    namespace = cache.namespace(b"")
+    for now, prompt in enumerate("KG"):
+        stored(cache, namespace, prompt, now)
+    assert cache.expect(namespace, keys("Kk"), now=5, hints=Hints(retain=60)) == 1
+    assert cache.give_up(namespace, keys("G")) == 1
+    assert cache.give_up(namespace, keys("G"), first=1) == 0
+    room = cache.stats()["slots"] // (cache.stats()["slots"] - cache.stats()["free_slots"]) * 2
+    for now in range(room - 1):
+        stored(cache, namespace, chr(ord("a") + now), 10 + now)
+    assert [cache.lookup(namespace, keys(name)).pages for name in "KGa"] == [1, 0, 1]
+
+
+def test_neither_takes_nonsense() -> None:
+    cache = Cache(PURE, slot_bytes=SLOT_BYTES, slots=8)
+    namespace = cache.namespace(b"")
+    with pytest.raises(InvalidArgumentError, match="namespace"):
+        cache.give_up(namespace + 7, keys("a"))
+    with pytest.raises(InvalidArgumentError, match="now: expected at most"):
+        cache.expect(namespace, keys("a"), now=2**63, hints=Hints())
+    with pytest.raises(TypeError):
+        cache.expect(namespace, keys("a"), now=1)

@@ -188,6 +188,10 @@ class Restore:
         """Whether there is one wave only. Other requests then find its entries in the host, too."""
 
     @property
+    def slots(self) -> int:
+        """The slots that all of what the hit needs takes in the host."""
+
+    @property
     def depths(self) -> list[tuple[str, int]]:
         """The joint hit of the host, then with each tier below added, by the tier's name."""
 
@@ -462,6 +466,21 @@ class Cache:
 
         keys: the keys of all full blocks of prompt and output. end: how many of them are the
         prompt's. Later prompts that fork inside the output are found, too.
+        """
+
+    def expect(
+        self, namespace: int, keys: _Keys, *, now: int, hints: Hints, stride: int = 1
+    ) -> int:
+        """Retain what the joint hit of the host needs, for a request that is expected.
+
+        now: as in :meth:`admit`. hints: with the seconds to retain it. Returns the hit in blocks.
+        """
+
+    def give_up(self, namespace: int, keys: _Keys, *, first: int = 0, stride: int = 1) -> int:
+        """Let a prefix go first, in every tier, until it is used again.
+
+        first: how many leading blocks are left as they are. It begins at the end of the prefix, and
+        ends where another prefix goes on, too. Returns how many blocks were given up.
         """
 
     def reserve(

@@ -404,6 +404,41 @@ impl PyCache {
     }
 
     #[pyo3(
+        signature = (namespace, keys, *, now, hints, stride = Whole(1)),
+        text_signature = "($self, namespace, keys, *, now, hints, stride=1)"
+    )]
+    fn expect(
+        &self,
+        namespace: Whole,
+        keys: &Bound<'_, PyAny>,
+        now: Whole,
+        hints: &PyHints,
+        stride: Whole,
+    ) -> PyResult<usize> {
+        let keys = block_keys(keys, stride, None)?;
+        self.inner
+            .expect(namespace_id(namespace)?, &keys, now.0 as u64, &hints.inner)
+            .map_err(to_py)
+    }
+
+    #[pyo3(
+        signature = (namespace, keys, *, first = Whole(0), stride = Whole(1)),
+        text_signature = "($self, namespace, keys, *, first=0, stride=1)"
+    )]
+    fn give_up(
+        &self,
+        namespace: Whole,
+        keys: &Bound<'_, PyAny>,
+        first: Whole,
+        stride: Whole,
+    ) -> PyResult<usize> {
+        let keys = block_keys(keys, stride, None)?;
+        self.inner
+            .give_up(namespace_id(namespace)?, &keys, first.0)
+            .map_err(to_py)
+    }
+
+    #[pyo3(
         signature = (namespace, keys, entries, *, stride = Whole(1), limit = None, tail = None, hints = None),
         text_signature = "($self, namespace, keys, entries, *, stride=1, limit=None, tail=None, hints=None)"
     )]

@@ -44,6 +44,11 @@ impl PyRestore {
     }
 
     #[getter]
+    fn slots(&self) -> u64 {
+        self.lock().slots()
+    }
+
+    #[getter]
     fn depths(&self) -> Vec<(String, usize)> {
         self.lock().depths().to_vec()
     }

@@ -174,3 +174,94 @@ fn a_priority_outweighs_age_and_a_negative_one_yields() {
     live.flood(5, Hints::NONE);
     assert_eq!(live.depth(b"low."), 0);
 }
+
+#[test]
+fn what_is_expected_is_retained_from_now_on() {
+    for policy in policies() {
+        let mut live = Live::new(policy, 3);
+        live.run(b"kept", Hints::NONE);
+        // The policy has not heard of the time for long.
+        live.now += 3_600_000;
+        let expected = live.cache.expect(
+            live.namespace,
+            &keys(b"kept, and more"),
+            live.now,
+            &retained(60),
+        );
+        assert_eq!(expected.unwrap(), 4, "{policy}");
+        live.flood(20, Hints::NONE);
+        assert_eq!(live.depth(b"kept"), 4, "{policy}");
+        live.flood(60, Hints::NONE);
+        assert_eq!(live.depth(b"kept"), 0, "{policy}");
+    }
+}
+
+#[test]
+fn what_is_given_up_goes_first_even_if_it_was_retained() {
+    for policy in ["lru", "reuse"] {
+        for hints in [Hints::NONE, retained(3_600)] {
+            let mut live = Live::new(policy, 4);
+            live.run(b"old1", Hints::NONE);
+            live.run(b"old2", Hints::NONE);
+            live.run(b"gone", hints);
+            let given_up = live.cache.give_up(live.namespace, &keys(b"gone"), 0);
+            assert_eq!(given_up.unwrap(), 4, "{policy}");
+            assert_eq!(live.cache.audit(), None);
+            assert_eq!(
+                live.depth(b"gone"),
+                4,
+                "{policy}: it stays until room is needed"
+            );
+            let leaves = (0..8).any(|number| {
+                live.run(&[number; 4], Hints::NONE);
+                live.depth(b"gone") == 0
+            });
+            let old = [b"old1", b"old2"].map(|name| live.depth(name));
+            assert!(leaves && old == [4, 4], "{policy}: {old:?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_given_up_and_comes_all_the_same_is_like_the_rest_again() {
+    for policy in ["lru", "reuse"] {
+        let mut live = Live::new(policy, 3);
+        live.run(b"back", Hints::NONE);
+        live.cache
+            .give_up(live.namespace, &keys(b"back"), 0)
+            .unwrap();
+        live.run(b"old1", Hints::NONE);
+        live.run(b"back!", Hints::NONE);
+        live.run(b"old2", Hints::NONE);
+        assert_eq!(live.depth(b"back"), 4, "{policy}");
+    }
+}
+
+#[test]
+fn what_others_share_is_not_given_up() {
+    for policy in ["lru", "reuse"] {
+        let mut live = Live::new(policy, 4);
+        live.run(b"both:a", Hints::NONE);
+        live.run(b"both:b", Hints::NONE);
+        let give_up = |first| {
+            let name = keys(b"both:a");
+            live.cache.give_up(live.namespace, &name, first).unwrap()
+        };
+        assert_eq!(
+            [give_up(0), give_up(5), give_up(6), give_up(9)],
+            [1, 1, 0, 0]
+        );
+    }
+}
+
+#[test]
+fn what_is_not_known_is_neither_expected_nor_given_up() {
+    let live = Live::new("reuse", 3);
+    let (unknown, name) = (NamespaceId(77), keys(b"none"));
+    assert_eq!(live.cache.give_up(live.namespace, &name, 0).unwrap(), 0);
+    let expect = |namespace, now| live.cache.expect(namespace, &name, now, &retained(1));
+    assert_eq!(expect(live.namespace, 1).unwrap(), 0);
+    assert!(expect(unknown, 1).is_err());
+    assert!(expect(live.namespace, Arrival::MOST_NOW + 1).is_err());
+    assert!(live.cache.give_up(unknown, &name, 0).is_err());
+}

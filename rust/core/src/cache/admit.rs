@@ -77,22 +77,27 @@ impl CacheState {
         Ok((admission, unoffered))
     }
 
-    /// Retains the entries of the host that a request finds.
-    fn retain_hit(&mut self, namespace: NamespaceId, keys: &[PrefixKey], hints: &Hints) {
+    /// Retains the entries of the host that a request finds. Returns the blocks of its hit.
+    pub(super) fn retain_hit(
+        &mut self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        hints: &Hints,
+    ) -> usize {
         let mut path = Vec::new();
         let hit = self
             .index
             .joint_hit(namespace, keys, IndexCell::is_in_host, |node| {
                 path.push(node);
             });
-        if hit.blocks == 0 {
-            return;
+        if hit.blocks > 0 {
+            let needed = self.needed_for(&path[..hit.blocks]);
+            let ids: Vec<EntryId> = needed.into_iter().map(|(_, id)| id).collect();
+            self.pin(&ids);
+            self.pass_hints(&ids, hints);
+            self.unpin(&ids);
         }
-        let needed = self.needed_for(&path[..hit.blocks]);
-        let ids: Vec<EntryId> = needed.into_iter().map(|(_, id)| id).collect();
-        self.pin(&ids);
-        self.pass_hints(&ids, hints);
-        self.unpin(&ids);
+        hit.blocks
     }
 
     /// Tells the policy the hints of a request that stores or uses these pinned entries of the host.

@@ -34,13 +34,16 @@ impl Arrival {
     pub const MOST_NOW: u64 = u64::MAX / 4;
 
     pub(super) fn check(&self) -> Result<()> {
-        if self.now <= Self::MOST_NOW {
+        Self::check_now(self.now)
+    }
+
+    pub(super) fn check_now(now: u64) -> Result<()> {
+        if now <= Self::MOST_NOW {
             return Ok(());
         }
         Err(Error::InvalidArgument(format!(
-            "now: expected at most {} milliseconds, found {}",
-            Self::MOST_NOW,
-            self.now
+            "now: expected at most {} milliseconds, found {now}",
+            Self::MOST_NOW
         )))
     }
 }

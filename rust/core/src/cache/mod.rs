@@ -27,6 +27,7 @@ mod leave;
 mod locked;
 mod lookup;
 mod offer;
+mod outlook;
 mod poll;
 mod prefix_pins;
 mod queries;

@@ -152,6 +152,16 @@ pub trait Policy: Send {
         let _ = id;
     }
 
+    /// Learns the time, in milliseconds on the clock of [`NewRequest::now`], when no request arrives.
+    fn pass_time(&mut self, now: u64) {
+        let _ = now;
+    }
+
+    /// Learns that nobody is expected to use the entry again: until it is used, it goes first, even if it was retained.
+    fn give_up(&mut self, id: EntryId) {
+        self.supersede(id);
+    }
+
     /// Learns that nobody holds the entry any more, so that it may be evicted; if it was evictable before, that it was
     /// used.
     fn release(&mut self, id: EntryId);

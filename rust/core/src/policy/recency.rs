@@ -24,6 +24,8 @@ struct UsedEntry {
     tenant: TenantId,
     present: bool,
     evictable: bool,
+    /// Whether its uses are forgotten when it is released.
+    aged: bool,
 }
 
 const ABSENT: UsedEntry = UsedEntry {
@@ -33,6 +35,7 @@ const ABSENT: UsedEntry = UsedEntry {
     tenant: TenantId::NONE,
     present: false,
     evictable: false,
+    aged: false,
 };
 
 impl UsedEntry {
@@ -114,16 +117,22 @@ impl RecencyOrder {
         self.unlist(id.0);
         self.uses += 1;
         let node = &mut self.nodes[id.0];
-        node.used = self.uses;
+        node.used = if std::mem::take(&mut node.aged) {
+            0
+        } else {
+            self.uses
+        };
         node.evictable = true;
         self.list(id.0);
     }
 
-    /// Forgets the uses of an entry that nobody holds.
+    /// Forgets the uses of an entry: now, or when nobody holds it any more.
     pub(super) fn age(&mut self, id: EntryId) {
-        if self.nodes.get(id.0).is_some_and(|node| node.evictable) {
+        if self.knows(id) {
             self.unlist(id.0);
-            self.nodes[id.0].used = 0;
+            let node = &mut self.nodes[id.0];
+            node.aged = !node.evictable;
+            node.used = 0;
             self.list(id.0);
         }
     }

@@ -156,6 +156,21 @@ impl<P: Policy> Policy for Retaining<P> {
         self.policy.supersede(id);
     }
 
+    fn pass_time(&mut self, now: u64) {
+        self.now = self.now.max(now);
+        self.policy.pass_time(now);
+    }
+
+    fn give_up(&mut self, id: EntryId) {
+        if let Some(kept) = self.kept.remove(&id) {
+            self.unlist(id, &kept);
+            if kept.turn > 0 {
+                self.policy.release(id);
+            }
+        }
+        self.policy.give_up(id);
+    }
+
     fn release(&mut self, id: EntryId) {
         match self.kept.get(&id) {
             None => self.policy.release(id),

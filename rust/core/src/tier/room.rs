@@ -191,6 +191,16 @@ impl Room {
         self.policy.supersede(id);
     }
 
+    /// Shows the policy the time.
+    pub(crate) fn pass_time(&mut self, now: u64) {
+        self.policy.pass_time(now);
+    }
+
+    /// Notes that nobody is expected to use an entry again.
+    pub(crate) fn give_up(&mut self, id: EntryId) {
+        self.policy.give_up(id);
+    }
+
     /// Bytes of memory held.
     pub(crate) fn bytes(&self) -> usize {
         self.policy.bytes()

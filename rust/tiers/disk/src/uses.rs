@@ -191,6 +191,14 @@ impl Policy for Noting {
         self.policy().supersede(id);
     }
 
+    fn pass_time(&mut self, now: u64) {
+        self.policy().pass_time(now.saturating_add(BEFORE));
+    }
+
+    fn give_up(&mut self, id: EntryId) {
+        self.policy().give_up(id);
+    }
+
     fn release(&mut self, id: EntryId) {
         lock(&self.uses).touch(id);
         self.policy().release(id);

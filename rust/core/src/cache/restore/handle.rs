@@ -82,6 +82,13 @@ impl Restore {
         self.task.target.whole
     }
 
+    /// Slots that all of what the hit needs takes in the host: at most as many are held for a [whole](Self::whole)
+    /// restore.
+    #[must_use]
+    pub const fn slots(&self) -> u64 {
+        self.task.target.slots
+    }
+
     /// Begins what can be begun, and says how far the restore has come. It never waits.
     pub fn progress(&mut self) -> RestoreProgress {
         if self.ended {

@@ -80,6 +80,8 @@ pub(super) struct RestoreTarget {
     pub(super) first: usize,
     /// Whether the restore is one wave that every lookup sees.
     pub(super) whole: bool,
+    /// Slots that all of what the hit needs takes in the host.
+    pub(super) slots: u64,
     /// Block and class of all that the hit needs: shallow first, the checkpoint last.
     pub(super) needs: Vec<(usize, usize)>,
     /// The hit of the host alone, and with one more tier each.
@@ -170,6 +172,7 @@ impl CacheState {
                 blocks: hit.blocks,
                 first,
                 whole,
+                slots: total,
                 needs,
                 depths: self.depths(namespace, &keys[..hit.blocks]),
             },

@@ -1,0 +1,95 @@
+//! What applications say of the future: prefixes that are expected soon, and those that nobody needs any more.
+
+use super::Cache;
+use super::config::Arrival;
+use super::state::CacheState;
+use crate::error::Result;
+use crate::ids::{NamespaceId, NodeId, PrefixKey};
+use crate::policy::Hints;
+use crate::slot::HOST;
+
+impl Cache {
+    /// Retains what the joint hit of the host needs, as if a request with these hints had found it: the request is
+    /// expected, and may come within that time. `now` is in milliseconds on the clock of
+    /// [`Arrival::now`](super::Arrival::now). Returns the blocks of the hit. The policy learns nothing else.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace and a time out of range.
+    pub fn expect(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        now: u64,
+        hints: &Hints,
+    ) -> Result<usize> {
+        self.locked
+            .with(|state| state.expect(namespace, keys, now, hints))?
+    }
+
+    /// Gives up what a prefix has behind its first `first` blocks, in every tier: until it is used again, it goes before
+    /// everything else when room is needed. From the end of the prefix on, that ends at the first boundary where another
+    /// prefix goes on, too. Returns the blocks that were given up.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace.
+    pub fn give_up(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        first: usize,
+    ) -> Result<usize> {
+        self.locked
+            .with(|state| state.give_up_prefix(namespace, keys, first))?
+    }
+}
+
+impl CacheState {
+    fn expect(
+        &mut self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        now: u64,
+        hints: &Hints,
+    ) -> Result<usize> {
+        self.index.namespaces.check(namespace)?;
+        Arrival::check_now(now)?;
+        self.tiers.room_mut(HOST).pass_time(now);
+        Ok(self.retain_hit(namespace, keys, hints))
+    }
+
+    fn give_up_prefix(
+        &mut self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        first: usize,
+    ) -> Result<usize> {
+        self.index.namespaces.check(namespace)?;
+        let mut given_up = 0;
+        for block in (first..keys.len()).rev() {
+            let Some(node) = self.index.at(namespace, keys, block) else {
+                continue;
+            };
+            let behind = keys.get(block + 1);
+            let goes_on = |child: NodeId| {
+                !self.index.is_tail(child) && Some(&self.index.name(child).1) != behind
+            };
+            if self.index.children(node).any(goes_on) {
+                break;
+            }
+            self.give_up_at(node);
+            given_up += 1;
+        }
+        Ok(given_up)
+    }
+
+    fn give_up_at(&mut self, node: NodeId) {
+        for class in self.index.roles().pages_first().collect::<Vec<_>>() {
+            let Some(id) = self.index.cell(node, class).entry() else {
+                continue;
+            };
+            for tier in self.entries.get(id).members.tiers() {
+                self.tiers.room_mut(tier).give_up(id);
+            }
+        }
+    }
+}
