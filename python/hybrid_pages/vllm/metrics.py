@@ -52,6 +52,10 @@ COUNTERS = {
         None,
         "Steps that ended at a boundary because a checkpoint was wanted there.",
     ),
+    "early_restores": (
+        None,
+        "Restores from tiers below that began while their request waited for its first turn.",
+    ),
     "refused_hints": (None, "Hints that made no sense and were ignored."),
     "stored_bytes": (None, "Bytes copied out of the engine."),
     "stored_seconds": (None, "Seconds of copying out, summed over ranks."),

@@ -17,6 +17,7 @@ from hybrid_pages.vllm.metrics import HybridPagesStats
 from hybrid_pages.vllm.processes.colocation import worker_here
 from hybrid_pages.vllm.scheduler.connection import Connection, EngineFacts
 from hybrid_pages.vllm.scheduler.engine_steps import Steps
+from hybrid_pages.vllm.scheduler.loads.early import Early
 from hybrid_pages.vllm.scheduler.loads.pace import Pace
 from hybrid_pages.vllm.scheduler.requests.recording import Recording
 from hybrid_pages.vllm.scheduler.requests.tracked import Reload, Tracked
@@ -62,6 +63,10 @@ class SchedulerHalf:
         self.epochs = Epochs(lasting=engine.model is not None)
         self._requests: dict[str, Tracked] = {}
         self._arrived: set[str] = set()
+        self._early: Early | None = None
+        """Asks tiers below before requests have their turn, if there are any."""
+        if settings.lasting and engine.loads:
+            self._early = Early(self._track_early, self._local, self.connection.figures)
         self._invalid = InvalidBlocks(engine.grid, self.epochs)
         self._steps = Steps(self.connection, self._requests, self.epochs, self._invalid)
         self._speculates = engine.grid.drafts > 0 and engine.stores
@@ -100,6 +105,8 @@ class SchedulerHalf:
     def arrived(self, request: "Request") -> None:
         """Notes a new request, which may wait for its first lookup."""
         self._arrived.add(request.request_id)
+        if self._early is not None and not request.skip_reading_prefix_cache:
+            self._early.arrived(request)
 
     def match(self, request: "Request", local_tokens: int) -> int | None:
         """Tokens that can be loaded beyond ``local_tokens``; None if vLLM is to ask again."""
@@ -112,9 +119,9 @@ class SchedulerHalf:
         tracked = self._requests.get(request.request_id)
         waited = tracked is not None and tracked.waits
         if tracked is None:
-            namespace, reload = self._namespace(request, None)
-            tracked = Tracked.of(request, namespace, self.connection.keys.none_yet())
-            tracked.reload, tracked.skips_loads = reload, not self.connection.may_load
+            if self._awaits_tiers():
+                return None
+            tracked = self._begin(request)
             self._requests[request.request_id] = tracked
             if self._recording is not None:
                 self._recording.arrived(tracked)
@@ -139,6 +146,44 @@ class SchedulerHalf:
 
     def _tokens(self, tracked: Tracked, local_tokens: int) -> int | None:
         return None if self._awaits_tiers() else self.connection.loads.match(tracked, local_tokens)
+
+    def _begin(self, request: "Request") -> Tracked:
+        """Begins to follow a request whose first turn has come."""
+        early = None if self._early is None else self._early.take(request.request_id)
+        if early is None:
+            return self._track(request)
+        if request.lora_request is not None:
+            self._name_again(early)
+        return early
+
+    def _track(self, request: "Request") -> Tracked:
+        namespace, reload = self._namespace(request, None)
+        tracked = Tracked.of(request, namespace, self.connection.keys.none_yet())
+        tracked.reload, tracked.skips_loads = reload, not self.connection.may_load
+        return tracked
+
+    def _track_early(self, request: "Request") -> Tracked | None:
+        """Begins to follow a request before its turn, unless its LoRA may be another one then."""
+        lora = request.lora_request
+        if lora is not None and versions.reloads_lora(lora):
+            return None
+        return self._track(request)
+
+    def _local(self, request: "Request") -> int:
+        """How many tokens of a request that holds no blocks the engine's own cache has."""
+        manager = self.connection.manager
+        return 0 if manager is None else versions.local_tokens(manager, request)
+
+    def _ask_early(self, early: Early) -> None:
+        """Asks the tiers below for requests that were left waiting, once they are open."""
+        if self._awaits_tiers():
+            return
+        try:
+            early.ask(self.connection.loads.restores, self.connection.slots.count)
+        except Exception:
+            logger.exception("tiers below could not be asked for requests that wait")
+            self.connection.figures.count("failures", label="lookup")
+            early.drop_waiting()
 
     def _namespace(self, request: "Request", pending: Reload | None) -> tuple[int, Reload | None]:
         """The namespace of a request, held, and the reload that its LoRA is to have."""
@@ -189,6 +234,8 @@ class SchedulerHalf:
             return StepMetadata(self.name, loads=loads) if loads else StepMetadata()
         if connection.pace is not None:
             self._note_pace(scheduler_output, connection.pace)
+        if self._early is not None and self._early.asks:
+            self._ask_early(self._early)
         stores, loads = self._steps.stores(scheduler_output), []
         if connection.loads.in_flight:
             loads = connection.loads.take_planned()
@@ -319,6 +366,9 @@ class SchedulerHalf:
             # this connector are ordered behind that step.
             versions.free_at_once(request)
         self._arrived.discard(request.request_id)
+        if self._early is not None and (early := self._early.take(request.request_id)) is not None:
+            early.drop_restore()
+            self.connection.namespaces.release(early.run.namespace)
         tracked = self._requests.pop(request.request_id, None)
         if tracked is not None:
             self._forget(tracked, tables)
@@ -401,6 +451,8 @@ class SchedulerHalf:
         for tracked in self._requests.values():
             tracked.drop_lease()
             tracked.drop_restore()
+        if self._early is not None:
+            self._early.give_back()
         if self.connection.connected:
             self.connection.cache.clear()
             self.connection.checkpoints.answers.forget()

@@ -29,6 +29,12 @@ def reserves_too_little(manager: "KVCacheManager") -> bool:
     return any(group.max_admission_blocks_per_request is not None for group in groups)
 
 
+def local_tokens(manager: "KVCacheManager", request: "Request") -> int:
+    """How many tokens of a request that holds no blocks vLLM's own prefix cache has now."""
+    found = manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
+    return int(found[1])
+
+
 def blocks_to_finish(
     manager: "KVCacheManager", request: "Request", computed: int, ahead: int, *, local: int = 0
 ) -> int:

@@ -238,6 +238,7 @@ class Loads:
     def _may_wait(self, load: _Load, *, queued: bool) -> bool:
         """Ends loads whose reads, or whose waits for room, take too long."""
         now = time.monotonic()
+        self.restores.crowded |= queued
         if queued:
             load.since = max(load.since, self.restores.moved)
         elif load.queued:

@@ -7,6 +7,8 @@ has several waves: the request waits for the first one, and gets the others whil
 
 import math
 import time
+from collections.abc import Callable
+from typing import Literal
 
 from hybrid_pages import Cache, Hit
 from hybrid_pages.adapter.disk import DEADLINE_MS
@@ -17,6 +19,11 @@ from hybrid_pages.vllm.scheduler.requests.tracked import Tracked
 
 _RETRIES = 4
 """How often one lookup tries to restore. Each try but the first follows one that found damage."""
+
+
+Asked = Literal["done", "asking", "full"]
+"""The result of asking for a request before its turn: nothing more is to be done, a tier has asked
+its store, or there is no room now."""
 
 
 class Asking:
@@ -70,6 +77,8 @@ class Restores:
         self.wait_seconds = wait_seconds
         self.moved = -math.inf
         """When a load or a wave last ended, so that room became free."""
+        self.crowded = False
+        """Whether a wave has found no room since this was last reset."""
 
     def look_up(self, tracked: Tracked, first: int, limit: int) -> Hit | None:
         """The joint hit, for a request that needs no load of its ``first`` blocks.
@@ -116,6 +125,37 @@ class Restores:
         tracked.drop_restore()
         return hit
 
+    def ask(self, tracked: Tracked, local: Callable[[], int], *, room: int, most: int) -> Asked:
+        """Begins the restore of a request that waits for its turn: sets ``tracked.restore``.
+
+        Hits that need several waves are left to the request's turn.
+
+        Args:
+            tracked: the request.
+            local: how many tokens of it the engine's own cache has.
+            room: how many slots a restore may take now.
+            most: how many it may ever take.
+        """
+        keys, namespace = self.keys.of(tracked), tracked.run.namespace
+        n = self.keys.grid.block_tokens
+        limit = (tracked.request.num_tokens - 1) // n
+        hit = self.cache.lookup(namespace, keys, limit=limit)
+        if hit.asking:
+            return "asking"
+        if hit.blocks <= hit.host or hit.blocks <= (first := local() // n):
+            return "done"
+        restore = self.cache.restore(namespace, keys, first=first, limit=limit)
+        if restore is None:
+            tracked.not_worth = first, hit.blocks, hit.host
+            return "done"
+        whole, slots = restore.whole, restore.slots
+        progress = restore.progress() if whole and slots <= room else "queued"
+        if progress in ("waiting", "ready"):
+            tracked.restore, tracked.depths = restore, restore.depths
+            return "done"
+        restore.end()
+        return "full" if whole and slots <= most and progress == "queued" else "done"
+
     def _give_up(self, tracked: Tracked, hit: Hit) -> Hit:
         """Ends the wait of a request."""
         self.figures.count("failures", label="promotion")
@@ -136,6 +176,7 @@ class Restores:
 
     def _may_wait(self, tracked: Tracked, *, queued: bool) -> bool:
         now = time.monotonic()
+        self.crowded |= queued
         if tracked.waits_until == math.inf:
             tracked.waits_until = now + self.wait_seconds
         elif queued:
