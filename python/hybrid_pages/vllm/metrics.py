@@ -56,6 +56,10 @@ COUNTERS = {
         None,
         "Restores from tiers below that began while their request waited for its first turn.",
     ),
+    "expected_restores": (
+        None,
+        "Prefixes that were brought to the host for a request that a hint said to come.",
+    ),
     "refused_hints": (None, "Hints that made no sense and were ignored."),
     "stored_bytes": (None, "Bytes copied out of the engine."),
     "stored_seconds": (None, "Seconds of copying out, summed over ranks."),
@@ -332,6 +336,10 @@ class Figures:
         self._gauges.update({key: value for key, value in known.items() if value is not None})
         self._gauges["remote_latency_seconds"] = stats["latency_us"] / 1e6
         self._gauges["prompt_tokens_per_second"] = tokens_per_second or 0.0
+
+    def observe_expected(self, brought: int, failed: int) -> None:
+        """Adds how many prefixes were brought for expected requests, or could not be looked up."""
+        self._count_up({("expected_restores", None): brought, ("failures", "lookup"): failed})
 
     def _count_up(self, found: Mapping[tuple[str, str | None], float]) -> None:
         """Counts the increase of values that count from the start."""

@@ -19,6 +19,7 @@ from hybrid_pages.vllm.scheduler.connection import Connection, EngineFacts
 from hybrid_pages.vllm.scheduler.engine_steps import Steps
 from hybrid_pages.vllm.scheduler.loads.early import Early
 from hybrid_pages.vllm.scheduler.loads.pace import Pace
+from hybrid_pages.vllm.scheduler.outlook import Outlook
 from hybrid_pages.vllm.scheduler.requests.recording import Recording
 from hybrid_pages.vllm.scheduler.requests.tracked import Reload, Tracked
 from hybrid_pages.vllm.scheduler.stale.epochs import Epochs
@@ -67,6 +68,7 @@ class SchedulerHalf:
         """Asks tiers below before requests have their turn, if there are any."""
         if settings.lasting and engine.loads:
             self._early = Early(self._track_early, self._local, self.connection.figures)
+        self._outlook = Outlook(self.connection)
         self._invalid = InvalidBlocks(engine.grid, self.epochs)
         self._steps = Steps(self.connection, self._requests, self.epochs, self._invalid)
         self._speculates = engine.grid.drafts > 0 and engine.stores
@@ -138,6 +140,8 @@ class SchedulerHalf:
         tracked.waits = tokens is None
         if tokens is not None:
             self.connection.checkpoints.looked_up(tracked)
+            if not tracked.counted:
+                self._outlook.came(tracked)
         if (
             self.connection.events is not None and self.connection.settings.lasting
         ):  # there are blocks of other engines
@@ -403,6 +407,8 @@ class SchedulerHalf:
             if self._recording is not None:
                 self._recording.finished(tracked)
             self.connection.checkpoints.finished(tracked)
+            if not failed and self.connection.serving:
+                self._outlook.ended(tracked)
         except Exception:
             logger.exception("the policy was not told the end of %s", name)
             self.connection.figures.count("failures", label="finish")
@@ -432,6 +438,7 @@ class SchedulerHalf:
         """Ends the recording and the use of the tiers below, if there are any."""
         if self._recording is not None:
             self._recording.close()
+        self._outlook.close()
         self._tell(close_tier(self.connection.disk), close_tier(self.connection.remote))
 
     def reset(self) -> None:
@@ -453,6 +460,7 @@ class SchedulerHalf:
             tracked.drop_restore()
         if self._early is not None:
             self._early.give_back()
+        self._outlook.forget()
         if self.connection.connected:
             self.connection.cache.clear()
             self.connection.checkpoints.answers.forget()
@@ -506,6 +514,7 @@ class SchedulerHalf:
         if not self.connection.connected:
             return
         self.connection.stores.count()
+        self._outlook.observe()
         self.connection.figures.observe(self.connection.cache.stats())
         tiers = {str(tier["name"]): tier for tier in self.connection.cache.tiers()}
         if self.connection.disk is not None:

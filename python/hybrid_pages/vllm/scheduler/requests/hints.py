@@ -17,7 +17,8 @@ MOST_KEYS = 64
 MOST_POSITIONS = 64
 MOST_SESSION = 256
 MOST_PRIORITY = 10
-MOST_RETAIN = 24 * 60 * 60
+MOST_SECONDS = 24 * 60 * 60
+"""The longest time that a hint may name."""
 
 
 class HintError(HybridPagesError, ValueError):
@@ -38,6 +39,10 @@ class RequestHints:
     """For how many seconds the request's entries stay longer than all that are not retained."""
     store: bool = True
     """Whether entries of the request are stored."""
+    expect_in: float | None = None
+    """How many seconds after the end of the request the next one of its session comes."""
+    release: bool = False
+    """Whether nothing of the request's session comes again."""
     errors: tuple[HintError, ...] = field(default=(), compare=False)
     """A message for each ignored hint."""
 
@@ -126,17 +131,25 @@ def _priority(value: Any, tokens: int) -> int:
     return int(value)
 
 
-def _retain(value: Any, tokens: int) -> float:
-    number = _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
-    if not number or not 0 <= value <= MOST_RETAIN:
-        raise HintError(f"retain: expected seconds from 0 to {MOST_RETAIN}, found {_shown(value)}")
-    return float(value)
+def _seconds(name: str) -> Callable[[Any, int], float]:
+    def check(value: Any, tokens: int) -> float:
+        number = _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
+        if not number or not 0 <= value <= MOST_SECONDS:
+            raise HintError(
+                f"{name}: expected seconds from 0 to {MOST_SECONDS}, found {_shown(value)}"
+            )
+        return float(value)
+
+    return check
 
 
-def _store(value: Any, tokens: int) -> bool:
-    if not isinstance(value, bool):
-        raise HintError(f"store: expected true or false, found {_shown(value)}")
-    return value
+def _truth(name: str) -> Callable[[Any, int], bool]:
+    def check(value: Any, tokens: int) -> bool:
+        if not isinstance(value, bool):
+            raise HintError(f"{name}: expected true or false, found {_shown(value)}")
+        return value
+
+    return check
 
 
 def _is_whole(value: Any) -> bool:
@@ -156,7 +169,9 @@ def _shown(value: Any) -> str:
 _CHECKS: dict[str, Callable[[Any, int], Any]] = {
     "checkpoint_at": _positions,
     "session": _session,
-    "retain": _retain,
+    "retain": _seconds("retain"),
     "priority": _priority,
-    "store": _store,
+    "store": _truth("store"),
+    "expect_in": _seconds("expect_in"),
+    "release": _truth("release"),
 }

@@ -64,6 +64,8 @@ class Tracked:
     hints: RequestHints = NOTHING
     arrival: float = 0.0
     """When the request arrived, on the monotonic clock, if requests are recorded."""
+    known: int = 0
+    """How many blocks of the prompt were known when its prefix was first looked up."""
     skips_loads: bool = False
     """Whether nothing is loaded, since a load of the request failed or the engine only stores."""
     waits_until: float = math.inf

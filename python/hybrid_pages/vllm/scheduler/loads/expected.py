@@ -1,0 +1,170 @@
+"""Brings prefixes to the host before the requests come that were said to need them.
+
+An engine that has nothing to do makes no steps, so this has a thread of its own. It calls nothing
+but the cache, which any thread may do, and it never waits for a read.
+"""
+
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hybrid_pages import Cache, Hints
+from hybrid_pages.vllm.scheduler.requests.hints import MOST_SECONDS
+from hybrid_pages.vllm.versions import logger
+
+LEAD = 5.0
+"""How many seconds before a request is expected its prefix is asked for."""
+GRACE = 15.0
+"""For how many seconds after that time the prefix is retained if the request does not come."""
+_AGAIN = 0.25
+"""Seconds between two looks at a prefix that is being read."""
+MOST = 4096
+"""The most requests that are expected at a time."""
+
+
+class Prefix(NamedTuple):
+    """What a request is expected to begin with."""
+
+    namespace: int
+    keys: Sequence[bytes]
+    priority: int
+
+
+@dataclass(slots=True)
+class _Wanted:
+    prefix: Prefix
+    session: bytes | None
+    needed: float
+    """When the request is expected."""
+    begun: bool = False
+    """Whether reads were begun."""
+
+
+class Expected:
+    """The requests that are expected, in the order of time.
+
+    Args:
+        cache: of the engine.
+        below: whether there is a tier below that prefixes can be brought back from. Without one,
+            the host retains them from the beginning.
+    """
+
+    def __init__(self, cache: Cache, *, below: bool) -> None:
+        self._cache, self._below = cache, below
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._order: list[tuple[float, int]] = []
+        self._wanted: dict[int, _Wanted] = {}
+        self._sessions: dict[bytes, int] = {}
+        self._numbers = itertools.count()
+        self._closed = False
+        self.brought = 0
+        """How many prefixes were read from tiers below, as far as they were there."""
+        self.failed = 0
+        """How many could not be looked up."""
+
+    def expect(self, session: bytes | None, prefix: Prefix, seconds: float) -> None:
+        """Expects a request in so many seconds, unless there are too many others.
+
+        session: its name; a session has one next request.
+        """
+        if not self._below:
+            self._retain(prefix, seconds)
+            return
+        if session is not None:
+            self.came(session)
+        now = time.monotonic()
+        with self._changed:
+            if self._closed or len(self._wanted) >= MOST:
+                return
+            number = next(self._numbers)
+            self._wanted[number] = _Wanted(prefix, session, now + seconds)
+            if session is not None:
+                self._sessions[session] = number
+            heapq.heappush(self._order, (now + max(seconds - LEAD, 0.0), number))
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="hybrid-pages-expected", daemon=True
+                )
+                self._thread.start()
+            self._changed.notify()
+
+    def came(self, session: bytes) -> None:
+        """Called when a request of a session comes: it is not expected any more."""
+        if session in self._sessions:
+            with self._changed:
+                self._wanted.pop(self._sessions.pop(session, -1), None)
+
+    def clear(self) -> None:
+        """Expects nothing any more."""
+        with self._changed:
+            self._wanted.clear()
+            self._sessions.clear()
+            self._order.clear()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(10)
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        while (number := self._due()) is not None:
+            with self._changed:
+                wanted = self._wanted.get(number)
+            if wanted is None:
+                continue
+            again = False
+            try:
+                again = self._bring(wanted)
+            except Exception as error:
+                self.failed += 1
+                logger.warning("an expected prefix could not be looked up: %s", error)
+            with self._changed:
+                if again and number in self._wanted:
+                    heapq.heappush(self._order, (time.monotonic() + _AGAIN, number))
+                elif self._wanted.pop(number, None) and wanted.session is not None:
+                    self._sessions.pop(wanted.session, None)
+
+    def _due(self) -> int | None:
+        """Waits for the next prefix that is to be brought. None after the end."""
+        with self._changed:
+            while not self._closed:
+                if not self._order:
+                    self._changed.wait()
+                    continue
+                at, number = self._order[0]
+                left = at - time.monotonic()
+                if left <= 0 or number not in self._wanted:
+                    heapq.heappop(self._order)
+                    return number
+                self._changed.wait(left)
+        return None
+
+    def _bring(self, wanted: _Wanted) -> bool:
+        """Begins to read a prefix, or retains what is there. Returns whether to look again."""
+        prefix = wanted.prefix
+        hit = self._cache.lookup(prefix.namespace, prefix.keys)
+        left = wanted.needed - time.monotonic()
+        if left > -GRACE and (hit.asking or hit.blocks > hit.host):
+            if hit.asking:
+                return True
+            if self._cache.promote(prefix.namespace, prefix.keys):
+                self.brought += not wanted.begun
+                wanted.begun = True
+                return True
+        self._retain(prefix, max(left, 0.0))
+        return False
+
+    def _retain(self, prefix: Prefix, seconds: float) -> None:
+        hints = Hints(priority=prefix.priority, retain=min(seconds + GRACE, MOST_SECONDS))
+        now = time.monotonic_ns() // 1_000_000
+        self._cache.expect(prefix.namespace, prefix.keys, now=now, hints=hints)

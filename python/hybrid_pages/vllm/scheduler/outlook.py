@@ -1,0 +1,85 @@
+"""Follows what applications say of a conversation's future: ``expect_in`` and ``release``."""
+
+from hybrid_pages.vllm.scheduler.connection import Connection
+from hybrid_pages.vllm.scheduler.loads.expected import Expected, Prefix
+from hybrid_pages.vllm.scheduler.requests.hints import session_name
+from hybrid_pages.vllm.scheduler.requests.sessions import Sessions
+from hybrid_pages.vllm.scheduler.requests.tails import can_have_tails, tail_keys
+from hybrid_pages.vllm.scheduler.requests.tracked import Tracked
+
+
+class Outlook:
+    """The sessions of one engine. connection: has its cache, once it is connected."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._sessions = Sessions()
+        self._expected: Expected | None = None
+
+    def came(self, tracked: Tracked) -> None:
+        """Called when the first lookup of a request has a result."""
+        lookup, n = tracked.lookup, self._connection.grid.block_tokens
+        if lookup is not None:
+            tracked.known = max(lookup.local, lookup.restorable, lookup.paged) // n
+        name = _name(tracked)
+        if name is not None:
+            self._sessions.came(name, tracked.known)
+            if self._expected is not None:
+                self._expected.came(name)
+
+    def ended(self, tracked: Tracked) -> None:
+        """Called when a request has ended and its stores are planned."""
+        hints, name = tracked.hints, _name(tracked)
+        if not (hints.release or hints.expect_in is not None):
+            return
+        chain = self._chain(tracked)
+        if hints.release:
+            first = tracked.known
+            if name is not None:
+                first = self._sessions.ended(name, first)
+                if self._expected is not None:
+                    self._expected.came(name)
+            self._connection.cache.give_up(tracked.run.namespace, chain, first=first)
+        elif hints.expect_in is not None:
+            if self._expected is None:
+                self._expected = self._begin()
+            prefix = Prefix(tracked.run.namespace, chain, hints.priority)
+            self._expected.expect(name, prefix, hints.expect_in)
+
+    def _chain(self, tracked: Tracked) -> list[bytes]:
+        """The keys of all that a request has computed, that of its tail included."""
+        keys, request = self._connection.keys.of(tracked), tracked.request
+        n, position = self._connection.grid.block_tokens, tracked.run.position
+        position = request.num_tokens if position is None else min(position, request.num_tokens)
+        blocks = min(len(keys), position // n)
+        chain = [keys[block] for block in range(blocks)]
+        rest = position - blocks * n
+        if 0 < rest < n and can_have_tails(request):
+            parent = chain[-1] if chain else None
+            chain += tail_keys(request, parent, blocks * n, [rest])
+        return chain
+
+    def _begin(self) -> Expected:
+        below = self._connection.disk is not None or self._connection.remote is not None
+        return Expected(self._connection.cache, below=below and self._connection.may_load)
+
+    def observe(self) -> None:
+        """Adds what was brought to the figures."""
+        if self._expected is not None:
+            self._connection.figures.observe_expected(self._expected.brought, self._expected.failed)
+
+    def forget(self) -> None:
+        """Forgets every session, and expects nothing any more."""
+        self._sessions.forget()
+        if self._expected is not None:
+            self._expected.clear()
+
+    def close(self) -> None:
+        """Ends the thread that brings prefixes, if there is one."""
+        if self._expected is not None:
+            self._expected.close()
+
+
+def _name(tracked: Tracked) -> bytes | None:
+    session = tracked.hints.session
+    return None if session is None else session_name(session, tracked.request.cache_salt)

@@ -1,0 +1,148 @@
+"""What an application says of a conversation's future: `expect_in` and `release`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hybrid_pages.vllm.scheduler.loads import expected
+from simulation.engine import Engine, connector
+from simulation.shapes import BLOCK_TOKENS as N
+from test_boundaries import tokens
+from test_counts import counters
+from test_disk import PROMPT, Start, model, settled, start  # noqa: F401 (fixtures)
+from test_early import in_host
+from test_hints import SMALL, flood
+
+EXPECTED = {"session": "a", "expect_in": 0.5}
+
+
+def until(what: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < limit, "it did not happen in a minute"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def no_lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expected, "LEAD", 0.0)
+
+
+def wanted(engine: Engine) -> dict[int, Any]:
+    return engine.half._outlook._expected._wanted
+
+
+def test_what_is_expected_is_brought_back_while_the_engine_does_nothing(
+    start: Start,  # noqa: F811
+    no_lead: None,
+) -> None:
+    engine = start(extra=SMALL)
+    engine.generate(PROMPT, hints=EXPECTED)
+    flood(engine)
+    settled(engine)
+    assert in_host(engine) < 4
+    until(lambda: not wanted(engine))
+    assert in_host(engine) == 4
+    assert counters(engine)["expected_restores"] == 1
+    # It is retained, too.
+    flood(engine, 4)
+    assert in_host(engine) == 4
+    engine.check_idle()
+
+
+def test_the_next_request_of_the_session_ends_it(start: Start) -> None:  # noqa: F811
+    engine = start()
+    engine.generate(PROMPT, hints={"session": "a", "expect_in": 600})
+    engine.generate(tokens(N + 1, 5), hints={"session": "b", "expect_in": 600})
+    assert len(wanted(engine)) == 2
+    engine.generate(PROMPT, salt="other", hints={"session": "a"})
+    assert len(wanted(engine)) == 2
+    engine.generate(PROMPT, hints={"session": "a"})
+    assert [each.session for each in wanted(engine).values()] == [b'[null, "b"]']
+    engine.half.reset()
+    assert not wanted(engine)
+    engine.check_idle()
+
+
+def test_no_more_are_expected_than_can_be_followed(
+    start: Start,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(expected, "MOST", 2)
+    engine = start()
+    for seed in range(4):
+        engine.generate(tokens(N + 1, seed), hints={"expect_in": 600})
+    assert len(wanted(engine)) == 2
+    engine.check_idle()
+
+
+def test_a_lookup_that_fails_is_counted_and_the_next_is_made(
+    start: Start,  # noqa: F811
+    no_lead: None,
+) -> None:
+    engine = start()
+    engine.generate(PROMPT)
+    follows = engine.half._outlook._begin()
+    engine.half._outlook._expected = follows
+    follows.expect(None, expected.Prefix(99, [b"k" * 32], 0), 0.0)
+    until(lambda: follows.failed == 1)
+    assert counters(engine)["failures:lookup"] == 1
+    follows.expect(None, expected.Prefix(99, [b"k" * 32], 0), 0.0)
+    until(lambda: follows.failed == 2)
+    engine.check_idle()
+
+
+def test_without_a_tier_below_it_is_retained(script: Any) -> None:
+    with Engine(transfer=connector(**SMALL)) as engine:
+        engine.generate(PROMPT, hints={"expect_in": 600})
+        engine.generate(tokens(4 * N + 3, 2))
+        flood(engine)
+        assert in_host(engine) == 4
+        engine.check_idle()
+
+
+@pytest.mark.parametrize("policy", ["reuse", "lru"])
+def test_what_is_released_goes_first(script: Any, policy: str) -> None:
+    with Engine(transfer=connector(**SMALL, policy=policy)) as engine:
+        older = tokens(4 * N + 3, 77)
+        engine.generate(older)
+        engine.generate(PROMPT, hints={"release": True})
+        assert max(engine.depths(PROMPT)) == 4
+        for seed in range(1000, 1012):
+            engine.generate(tokens(2 * N + 1, seed))
+            if max(engine.depths(PROMPT), default=0) < 4:
+                break
+        assert max(engine.depths(PROMPT), default=0) < 4
+        assert max(engine.depths(older)) == 4
+        engine.check_idle()
+
+
+def test_what_was_there_before_the_session_is_left_alone(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Engine(transfer=connector()) as engine:
+        cache, asked = engine.cache, []
+
+        class Recorder:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(cache, name)
+
+            def give_up(self, namespace: int, keys: list[bytes], *, first: int) -> int:
+                asked.append((len(keys), first))
+                return cache.give_up(namespace, keys, first=first)
+
+        shared = tokens(2 * N)
+        engine.generate(shared + tokens(3, 1))
+        engine.half.connection.cache = Recorder()
+        one, said = shared + tokens(2 * N + 3, 2), {"session": "a"}
+        engine.generate(one, hints=said)
+        engine.generate(one + tokens(2 * N, 3), hints=said | {"release": True})
+        engine.generate(one + tokens(2 * N, 4), hints={"release": True, "expect_in": 5})
+        engine.half.connection.cache = cache
+        assert [first for _, first in asked] == [2, 4]
+        assert all(count >= 6 for count, _ in asked)
+        engine.check_idle()
