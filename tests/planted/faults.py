@@ -77,6 +77,12 @@ def _rust(crate: str, name: str, find: str, replace: str, *tests: str) -> Fault:
 
 CONNECTOR = [
     _scheduler(
+        "the keys of a page for CPUs have a row for each token",
+        "[([(width, 0), (tokens, 1)], item), ([(tokens, 1)], width * item)]",
+        "[([(tokens, 1), (width, 0)], item), ([(tokens, 1)], width * item)]",
+        "test_page_tokens.py",
+    ),
+    _scheduler(
         "a load takes the last token, too, so that nothing is left to compute",
         "limit = (request.num_tokens - 1) // n",
         "limit = request.num_tokens // n",
@@ -344,11 +350,41 @@ RUST = [
     ),
     _rust(
         "hybrid-pages",
+        "one token too many of a page is stored",
+        "(Some(tokens), Some(parts)) => tokens::real(parts, tokens),",
+        "(Some(tokens), Some(parts)) => tokens::real(parts, tokens + 1),",
+        "it::transfer_parts",
+        "it::transfer_model",
+    ),
+    _rust(
+        "hybrid-pages-vllm",
+        "a page is copied from blocks that there are not",
+        "(id != 0 || !is_part).then_some(id)",
+        "Some(id).filter(|_| id != 0 || is_part)",
+        "lib::entries",
+    ),
+    _rust(
+        "hybrid-pages",
         "what a read lease pinned stays pinned",
         "            self.locked.end(|state| state.unpin_all(pinned));",
         "            drop(pinned);",
         "it::cache_ends",
         "it::cache_writes",
+    ),
+    _rust(
+        "hybrid-pages-cuda",
+        "what lies behind the tokens of a page stays in the slots",
+        "            if zeros {\n",
+        "            if zeros && payload.tiles == 0 {\n",
+        "it::cuda_model",
+    ),
+    _rust(
+        "hybrid-pages-cuda",
+        "runs with zeros in between are one piece",
+        "            && a.position + u64::from(a.run) == b.position\n",
+        "",
+        "lib::payload",
+        "it::cuda_model",
     ),
     _rust(
         "hybrid-pages-cuda",

@@ -129,3 +129,33 @@ impl StoreEntries {
         self.iter().map(|entry| entry.copy()).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_page_without_all_its_tokens_lacks_engine_blocks() {
+        let mut entries = StoreEntries::default();
+        for tokens in [Some(3), None] {
+            entries.push(StoreEntry {
+                class: 1,
+                slots: &[SlotId(7)],
+                blocks: &[5, 0],
+                tokens,
+            });
+        }
+        assert_eq!(entries.sources(), [5, 5, 0]);
+        let [part, whole] = &entries.copies()[..] else {
+            panic!("expected two entries")
+        };
+        assert_eq!(
+            (part.tokens, &part.blocks[..]),
+            (Some(3), &[Some(5), None][..])
+        );
+        assert_eq!(
+            (whole.tokens, &whole.blocks[..]),
+            (None, &[Some(5), Some(0)][..])
+        );
+    }
+}

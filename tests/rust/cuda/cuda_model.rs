@@ -8,7 +8,9 @@ use crate::transfer_support;
 
 use cuda_support::{Load, Plain, Store, Way, options};
 use hybrid_pages::ids::ClassKind;
-use hybrid_pages::transfer::{ByteRun, Engine, LayerMap, Ticket, TransferLayout, checksum};
+use hybrid_pages::transfer::{
+    ByteRun, Engine, EntryCopy, LayerMap, Ticket, TokenDim, TokenPart, TransferLayout, checksum,
+};
 use hybrid_pages_arena::Arena;
 use hybrid_pages_cuda::engine::{CudaEngine, CudaOptions};
 use mock_cuda::Mock;
@@ -103,6 +105,87 @@ fn memory_that_cannot_be_pinned_is_told_and_moves_all_the_same() {
     }
     assert_eq!(mock.count("violations"), 0);
     assert_eq!(mock.live(), before);
+}
+
+#[test]
+fn without_kernels_every_byte_moves_all_the_same() {
+    let mock = Mock::new();
+    mock.set("NO_CUBIN", 1);
+    mock.set("NO_PTX", 1);
+    for seed in 200..212 {
+        mock.set("NO_PINNING", seed % 2);
+        check(
+            &random_case(seed as u64),
+            |bytes| mock.memory(&bytes),
+            |layout, slots| {
+                let engine = CudaEngine::new(layout, slots, &options(Way::Usual)).unwrap();
+                assert!(!engine.facts().kernels);
+                engine
+            },
+        );
+    }
+    assert_eq!(mock.calls("cuLaunchKernel"), 0);
+    assert_eq!(mock.count("violations"), 0);
+}
+
+/// Two tokens that alternate, byte by byte, between tokens that lie together.
+#[test]
+fn a_page_in_more_pieces_than_the_buffers_hold_fails_alone() {
+    const EACH: usize = 2000;
+    let mock = Mock::new();
+    let bytes = 16 * EACH;
+    let geometry = geometry(&[(ClassKind::Attention, &[bytes])], 1);
+    let memory = mock.memory(&Dice::new(3).bytes(2 * bytes));
+    let part = |first, dims: &[(usize, usize)], bytes| TokenPart {
+        first,
+        dims: dims
+            .iter()
+            .map(|&(extent, tokens)| TokenDim { extent, tokens })
+            .collect(),
+        bytes,
+    };
+    let map = LayerMap {
+        group: 0,
+        layer: 0,
+        region: memory.region(),
+        block_stride: bytes,
+        runs: vec![ByteRun {
+            offset: 0,
+            length: bytes,
+        }],
+        tokens: Some(vec![
+            part(0, &[], EACH),
+            part(1, &[(EACH, 0), (2, 1)], 1),
+            part(3, &[(13, 1)], EACH),
+        ]),
+    };
+    let arena = Arc::new(Arena::create(&geometry, bytes, 2).unwrap());
+    let layout = TransferLayout::new(Arc::clone(&geometry), 0, &[2], &[map]).unwrap();
+    let options = options(Way::Usual);
+    let engine = CudaEngine::new(layout, arena.memory(0).unwrap(), &options).unwrap();
+    let store = |tokens: &[usize]| {
+        let entries = tokens.iter().enumerate().map(|(slot, &tokens)| EntryCopy {
+            tokens: Some(tokens),
+            ..entry(0, &[slot as u32], &[slot])
+        });
+        run(&engine, Store, entries.collect())
+    };
+    let failed = store(&[3, 2]);
+    let why = failed.error.unwrap();
+    assert!(
+        why.contains("entry 1: expected pieces for buffers of 65536 bytes, found 200"),
+        "{why}"
+    );
+    let stored = store(&[3, 1]);
+    assert_eq!(stored.error, None);
+    let all = memory.bytes();
+    let expected = |slot: usize, tokens: usize| {
+        let mut page = all[slot * bytes..][..bytes].to_vec();
+        page[tokens * EACH..].fill(0);
+        checksum(&page)
+    };
+    assert_eq!(stored.checksums, [expected(0, 3), expected(1, 1)]);
+    assert_eq!(mock.count("violations"), 0);
 }
 
 /// Heads apart and tokens apart, the payload in the other order, K and V of several layers overlaid
