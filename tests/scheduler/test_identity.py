@@ -203,6 +203,15 @@ def test_the_kernels_that_were_chosen_are_in_the_geometry(config: VllmConfig) ->
     assert len(found) == 3
 
 
+def test_the_instructions_that_pages_depend_on_are_in_the_geometry(config: VllmConfig) -> None:
+    """vLLM's pages for CPUs lie otherwise on a processor with AMX."""
+    layer = _Layer(_Backend, fast)
+    config.compilation_config.static_forward_context = {"layer": layer}
+    plain = versions.kernels_of(config, ["layer"])
+    layer.isa = "amx"
+    assert versions.kernels_of(config, ["layer"]) != plain
+
+
 def _planned(config: VllmConfig) -> VllmConfig:
     config.cache_config.block_size = config.cache_config.mamba_block_size = GDN.block_tokens
     config.cache_config.mamba_cache_mode = "align"

@@ -118,14 +118,17 @@ def conv_state_layout() -> str:
 
 
 def kernels_of(config: "VllmConfig", layers: Iterable[str]) -> list[str]:
-    """The kernels that compute the caches of layers, chosen when the model was made: backends and
-    the variants of custom operators. Known in a worker's process; empty elsewhere."""
+    """The kernels that compute the caches of layers, chosen when the model was made: backends, on a
+    CPU with the instructions that the order of bytes depends on, and the variants of custom
+    operators. Known in a worker's process; empty elsewhere."""
     from torch.nn import Module
     from vllm.model_executor.custom_op import CustomOp
 
     made, found = config.compilation_config.static_forward_context, set()
     for layer in filter(None, map(made.get, layers)):
-        found.add(_named(layer.get_attn_backend()))
+        instructions = getattr(layer, "isa", None)
+        backend = _named(layer.get_attn_backend())
+        found.add(backend if instructions is None else f"{backend}.{instructions}")
         for module in layer.modules() if isinstance(layer, Module) else ():
             method = vars(module).get("_forward_method") if isinstance(module, CustomOp) else None
             if method is not None:  # a function, a method, or what compiles one
