@@ -19,8 +19,12 @@ fn any_groups(block_tokens: usize) -> impl Strategy<Value = (usize, Groups)> {
         ClassKind::Window,
         ClassKind::Recurrent,
     ];
-    let group = (prop::sample::select(kinds), 1_usize..4, any::<bool>()).prop_flat_map(
-        move |(kind, blocks, even)| {
+    let group = (
+        prop::sample::select(kinds),
+        1_usize..4,
+        prop::bool::weighted(0.9),
+    )
+        .prop_flat_map(move |(kind, blocks, even)| {
             let unit = if even {
                 (block_tokens / blocks).max(1)
             } else {
@@ -28,8 +32,7 @@ fn any_groups(block_tokens: usize) -> impl Strategy<Value = (usize, Groups)> {
             };
             let layer = (1_usize..60).prop_map(move |bytes| bytes.next_multiple_of(unit));
             prop::collection::vec(layer, 1..4).prop_map(move |layers| (kind, layers, blocks))
-        },
-    );
+        });
     prop::collection::vec(group, 1..5).prop_map(move |groups| (block_tokens, groups))
 }
 

@@ -274,12 +274,13 @@ pub struct Case {
 }
 
 /// Stores and loads a case on every rank, against a model that moves one byte at a time. Where a page has not all of its
-/// tokens, the engine's blocks hold other bytes behind them, of which the model has none.
+/// tokens, the engine's blocks hold other bytes behind them, of which the model has none. Returns how many such pages
+/// there were.
 pub fn check<E: Engine>(
     case: &Case,
     memory: impl Fn(Vec<u8>) -> Memory + Copy,
     engine: impl Fn(TransferLayout, SlotMemory) -> E,
-) {
+) -> usize {
     let mut dice = Dice::new(case.seed);
     let groups: Vec<_> = case
         .groups
@@ -405,4 +406,8 @@ pub fn check<E: Engine>(
         drop(engine);
     }
     assert_eq!(contents(&arena), expected, "a load only reads the arena");
+    entries
+        .iter()
+        .filter(|entry| entry.tokens.is_some())
+        .count()
 }

@@ -22,7 +22,7 @@ impl Tokens {
                     .block_tokens()
                     .is_multiple_of(group.blocks_per_entry());
             let layers = group.layers().iter().map(|layer| {
-                let known = known && layer.bytes().is_multiple_of(tokens) && dice.roll(12) > 0;
+                let known = known && layer.bytes().is_multiple_of(tokens) && dice.roll(20) > 0;
                 known.then(|| random_parts(dice, tokens, layer.bytes() / tokens))
             });
             layers.collect()

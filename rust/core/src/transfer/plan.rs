@@ -296,7 +296,9 @@ fn check(
     if direction == Direction::Store {
         let tokens = entry.tokens.unwrap_or(usize::MAX);
         let mut needed = layout.tokens_before(entry.class).zip(&entry.blocks);
-        if needed.any(|(before, block)| block.is_none() && before < tokens) {
+        if entry.blocks.contains(&None)
+            && needed.any(|(before, block)| block.is_none() && before < tokens)
+        {
             return reject(
                 "blocks: a store needs every block that has tokens, found one left out".into(),
             );
