@@ -69,6 +69,7 @@ def scenario(seed: int, name: str, shapes: Iterable[Shape] = SHAPES.values()) ->
         adapters=rng.choice((0, 2)),
         hints=rng.choice((0.0, 0.3)),
         images=rng.choice((0.0, 0.3)),
+        turns=rng.choice((0.0, 0.5)),
     )
     shape = rng.choice(list(shapes))
     if shape in UNEQUAL:
@@ -139,6 +140,7 @@ def play(chosen: Scenario, start: StartEngine, script: Script, **options: Any) -
     )
     script.delay, script.fault = random_copies.delay, random_copies.fault
     engine = start(chosen.shape, extra=chosen.extra, **chosen.engine, **options)
+    engine.watches_local_cache = "speculation" not in chosen.engine
     Workload(chosen.rng, chosen.mix).run(engine, REQUESTS)
     return engine
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hybrid_pages.vllm.scheduler.requests.tails import tail_keys
+
 from .function import Bytes, Prefix, expand
 from .memory import LayerMemory
 
@@ -38,6 +40,8 @@ class Audit:
         )
         self.block_tokens = half.connection.grid.block_tokens
         self.checked: set[tuple[int, ...]] = set()
+        self.tails: set[bytes] = set()
+        """Keys of the tails that were checked."""
 
     def run(self) -> int:
         """Checks the entries of every prompt and answer of the engine; returns how many.
@@ -56,10 +60,32 @@ class Audit:
                     with lease:
                         for entry in lease.entries:
                             self._check(entry, prefix, request.request_id)
+            self._check_tails(request, prefix, namespace, keys)
             self.cache.release_namespace(namespace)
         return len(self.checked)
 
-    def _check(self, entry: Any, prefix: Prefix, request_id: str) -> None:
+    def _check_tails(self, request: Any, prefix: Prefix, namespace: int, keys: Any) -> None:
+        """Checks every tail that ends inside a block of a request."""
+        n = self.block_tokens
+        for blocks, lengths in self.cache.tail_lengths(namespace, keys)[0]:
+            known = [length for length in lengths if blocks * n + length <= len(prefix)]
+            before = keys[blocks - 1] if blocks else None
+            for length, tail in zip(
+                known, tail_keys(request, before, blocks * n, known), strict=True
+            ):
+                lease = self.cache.acquire(namespace, keys, limit=blocks, tail=tail)
+                if lease is None:
+                    continue
+                with lease:
+                    if lease.blocks == blocks + 1:
+                        self.tails.add(tail)
+                    for entry in lease.entries:
+                        end = (blocks * n + length) if entry.block_index == blocks else None
+                        self._check(entry, prefix, request.request_id, end)
+
+    def _check(
+        self, entry: Any, prefix: Prefix, request_id: str, tail_end: int | None = None
+    ) -> None:
         if tuple(entry.slots) in self.checked:
             return
         self.checked.add(tuple(entry.slots))
@@ -71,14 +97,20 @@ class Audit:
             b"".join(slot[rank * part : (rank + 1) * part] for slot in held)[:size]
             for rank in range(self.geometry.ranks)
         )
-        expected, counts = self._expected(entry, prefix)
+        expected, counts = self._expected(entry, prefix, tail_end)
         if not np.array_equal(np.frombuffer(found, np.uint8)[counts], expected[counts]):
             kind = self.geometry.classes[entry.class_index].kind
-            raise WrongEntry(f"{kind} entry of block {entry.block_index} of {request_id}")
+            what = "" if tail_end is None else f", of which it has {tail_end} tokens"
+            raise WrongEntry(f"{kind} entry of block {entry.block_index} of {request_id}{what}")
 
-    def _expected(self, entry: Any, prefix: Prefix) -> tuple[Bytes, Bytes]:
-        """The bytes of an entry, and which of them count."""
+    def _expected(self, entry: Any, prefix: Prefix, tail_end: int | None) -> tuple[Bytes, Bytes]:
+        """The bytes of an entry, and which of them count.
+
+        tail_end: where its tokens end, if inside the block. What lies behind them in a page may be
+        another request's in the engine, and is zero here.
+        """
         end = (entry.block_index + 1) * self.block_tokens
+        last = end if tail_end is None else tail_end
         item = self.geometry.classes[entry.class_index]
         parts, counts = [], []
         for runner in self.engine.runners:
@@ -90,15 +122,19 @@ class Audit:
                     first = end - back * n
                     for layer in memory.groups[group]:
                         if item.kind == "recurrent":
-                            digests = [prefix.after(end)]
+                            digests = [prefix.after(last)]
                         elif layer.drafts:
                             ahead = runner.lookahead
                             digests = prefix.of_tokens(first + ahead, first + n + ahead)
                         else:
+                            reaches = max(first, min(first + n, last))
                             digests = prefix.of_states(
-                                first // per_state, (first + n) // per_state, per_state
+                                first // per_state, reaches // per_state, per_state
                             )
                         content = expand(digests, layer.key, layer.token_bytes)
+                        if item.kind != "recurrent":
+                            missing = n // per_state - len(content)
+                            content = np.pad(content, ((0, missing), (0, 0)))
                         if layer.form is not None:
                             content = layer.form.at(prefix, end, layer.key)
                             counts.append(layer.form.counting)

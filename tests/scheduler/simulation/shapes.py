@@ -216,6 +216,14 @@ class Shape:
         return any(isinstance(spec, SlidingWindowSpec) for spec in self.specs().values())
 
     @property
+    def has_tails(self) -> bool:
+        """Whether a state inside a block can be stored: pages have all that its tokens left."""
+        specs = self.specs().values()
+        return any(isinstance(spec, MambaSpec) for spec in specs) and all(
+            spec.tokens_per_state <= 1 for spec in specs
+        )
+
+    @property
     def thins_out(self) -> bool:
         """Whether vLLM's own cache can keep less than everything."""
         return any(

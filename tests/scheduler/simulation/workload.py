@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 from vllm.lora.request import LoRARequest
+from vllm.v1.request import Request
 
 from .engine import Engine, Result
 from .function import VOCABULARY, Image
@@ -14,6 +15,11 @@ from .shapes import BLOCK_TOKENS
 MAX_PROMPT = 320
 KNOWN = 6
 KINDS = ("short", "repeat", "repeat", "extend", "extend", "extend", "fork", "fork", "trim", "exact")
+TURNS = ("next", "next", "next", "again", "edited", "template")
+"""How a conversation goes on: from its answer, with another answer, from a changed message, or with
+a template that drops the end of each prompt."""
+ENDING = [11, 12, 13]
+"""What a template puts behind each prompt, and drops in the next one."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,8 @@ class Mix:
     """How many requests come with hints, some of which make no sense."""
     images: float = 0.0
     """How many requests have an image in them, of the few that there are."""
+    turns: float = 0.0
+    """How many requests are turns of a conversation."""
     priorities: int = 1
     """How many priorities requests have, if the engine heeds them."""
 
@@ -44,6 +52,8 @@ class Workload:
     rng: random.Random
     mix: Mix = Mix()
     known: list[list[int]] = field(default_factory=list)
+    talks: list[Request] = field(default_factory=list)
+    """Recent requests that have ended, each with an answer."""
 
     def fresh(self, length: int) -> list[int]:
         return [self.rng.randrange(VOCABULARY) for _ in range(length)]
@@ -74,18 +84,44 @@ class Workload:
         self._know(tokens)
         return tokens[:MAX_PROMPT]
 
+    def turn(self) -> tuple[list[int], Request | None]:
+        """The next prompt of a conversation and the request that it goes on from; or the first one
+        of another: many are short."""
+        rng = self.rng
+        if not self.talks or rng.random() < 0.2:
+            return self.fresh(rng.choice((4, 20, 20, 50))), None
+        talk = rng.choice(self.talks)
+        prompt, answer = talk.prompt_token_ids, list(talk.output_token_ids)
+        kind, said = rng.choice(TURNS), self.fresh(rng.randint(1, BLOCK_TOKENS))
+        if kind == "again":
+            return prompt, talk
+        if kind == "edited":
+            return prompt[: rng.randint(1, len(prompt))] + said, talk
+        if kind == "template" and prompt[-len(ENDING) :] == ENDING:
+            return prompt[: -len(ENDING)] + answer[-2:] + said + ENDING, talk
+        return prompt + answer + said + (ENDING if kind == "template" else []), talk
+
     def arrive(self, engine: Engine) -> Result:
+        if self.rng.random() < self.mix.turns:
+            prompt, talk = self.turn()
+            return self._add(engine, prompt[:MAX_PROMPT], talk)
+        return self._add(engine, self.prompt())
+
+    def _add(self, engine: Engine, prompt: list[int], like: Request | None = None) -> Result:
         rng, mix = self.rng, self.mix
         adapter = rng.randint(0, mix.adapters)
         lora = LoRARequest(f"a{adapter}", adapter, f"/a/{adapter}") if adapter else None
-        prompt = self.prompt()
+        salt = rng.choice(mix.salts)
+        if like is not None and rng.random() < 0.9:
+            salt, lora = like.cache_salt, like.lora_request
         hints = None
         if rng.random() < mix.hints:
             end = len(prompt)
             positions = [rng.randint(1, end) for _ in range(rng.randint(0, 3))]
             hints = rng.choice(({"checkpoint_at": positions}, {"checkpoint_at": [end + 1]}, "x"))
-        images = []
-        if rng.random() < mix.images and len(prompt) > 4 * BLOCK_TOKENS:
+        images = list(engine.origin(like).images) if like is not None else []
+        images = [image for image in images if image.offset + image.length <= len(prompt)]
+        if not images and rng.random() < mix.images and len(prompt) > 4 * BLOCK_TOKENS:
             name = rng.choice("ab")  # the tokens that an image takes do not change
             place = rng.choice((3, BLOCK_TOKENS, 2 * BLOCK_TOKENS - 2))
             images.append(Image(name, place, BLOCK_TOKENS + ord(name) % 7))
@@ -94,7 +130,7 @@ class Workload:
             rng.choice((1, 2, 5, 20)),
             hints=hints,
             images=images,
-            salt=rng.choice(mix.salts),
+            salt=salt,
             lora=lora,
             priority=rng.randrange(mix.priorities) if mix.priorities > 1 else 0,
         )
@@ -105,6 +141,9 @@ class Workload:
         while len(results) < requests:
             if self.rng.random() < 0.05:
                 results += (self.arrive(engine) for _ in range(self.rng.randint(2, 8)))
+            elif results and self.rng.random() < 0.1 * self.mix.turns:  # several answers
+                request = results[-1].request
+                results.append(self._add(engine, request.prompt_token_ids, request))
             elif self.rng.random() < self.mix.arrival:
                 results.append(self.arrive(engine))
             self._disturb(engine, results)
@@ -133,6 +172,9 @@ class Workload:
         for result in results[-4:]:
             if result.finish is not None and self.rng.random() < 0.1:
                 self._know(result.request.prompt_token_ids + result.tokens)
+        if self.mix.turns:
+            ended = (result.request for result in results[-8:] if result.done)
+            self.talks = [request for request in ended if request.num_output_tokens]
 
     def _know(self, tokens: list[int]) -> None:
         """Few prompts are known at a time, so that later ones share much with them."""
