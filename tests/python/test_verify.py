@@ -267,6 +267,42 @@ def test_numbers_that_are_none_are_a_problem():
     assert any("found NaN" in problem for problem in judge(runs).problems)
 
 
+def half_answered(value: float, *, again: float = -2.0, said: int = 0) -> Runs:
+    """Runs of which a rest, of one token, has this log-probability."""
+    runs = found(again=answer(-1.0, again))
+    runs.halves[0] = answer(-1.0, tokens=(said,))
+    runs.rests["host"] = {0: answer(value, tokens=(1,), cached=3 * N, source="host")}
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("value", "again", "verdict"),
+    [(-2.0, -2.0, EQUAL), (-2.2, -2.2, WITHIN), (-2.5, -2.0, DIFFERS)],
+)
+def test_the_rest_of_an_answer_is_compared_with_the_cold_run(value, again, verdict):
+    rest = judge(half_answered(value, again=again)).rows[1]
+    assert (rest.verdict, rest.against, rest.behind, rest.restored) == (verdict, COLD, 1, 3 * N)
+
+
+def test_half_an_answer_that_is_another_is_no_reference():
+    assert [row.behind for row in judge(half_answered(-7.0, said=5)).rows] == [0]
+
+
+def test_a_rest_from_elsewhere_is_a_problem():
+    runs = half_answered(-2.0)
+    runs.rests["host"][0] = answer(-2.0, tokens=(1,), cached=3 * N, source="other")
+    assert any("found them from other" in problem for problem in judge(runs).problems)
+
+
+def test_reports_name_the_rest_of_an_answer():
+    data, text, terminal = shown(half_answered(-2.5))
+    row = data["prompts"][0]["rest_of_answer"]["host"]
+    assert (row["prompt_tokens"], row["restored_tokens"]) == (3 * N + 1, 3 * N)
+    assert "host: 1 of 2 answers differ" in data["problems"][0]
+    for printed in (text, terminal):
+        assert "a, half answered" in printed and f"at token {3 * N + 1}" in printed
+
+
 NONE = answer(-1.0, -2.0)
 
 
@@ -356,6 +392,7 @@ class Fake:
         self.told, self.seen, self.local = told, set(), set()
 
     def ask(self, command: str, **given: Any) -> dict[str, Any]:
+        """Answers as long as they may be, of tokens 7."""
         if command != "ask":
             self.told.append(command)
             self.local = set() if command == "reset" else self.local
@@ -365,10 +402,20 @@ class Fake:
         source = "local" if salts[0] in self.local else "host" if salts[0] in self.seen else ""
         self.seen.update(salts)
         self.local.update(salts)
-        hit = {"tokens": [7], "likely": [{"7": -1.0}], "words": [], "text": ""}
         cached = N if source else 0
         hits = {source: N * len(salts)} if source else {}
-        return {"answers": [{**hit, "cached": cached} for _ in salts], "hits": hits}
+        answers = [
+            {
+                "tokens": [7] * each["answer_tokens"],
+                "likely": [{"7": -1.0}] * each["answer_tokens"],
+                "words": [],
+                "text": "",
+                "cached": cached,
+            }
+            for each in given["prompts"]
+        ]
+        self.prompts = [tuple(each["tokens"]) for each in given["prompts"]]
+        return {"answers": answers, "hits": hits}
 
 
 def test_every_prompt_runs_cold_twice_and_from_each_tier_alone():
@@ -380,7 +427,7 @@ def test_every_prompt_runs_cold_twice_and_from_each_tier_alone():
         starts.append((start.run, start.alone))
         fake = Fake(told)
         if start.alone:
-            fake.seen = {"r-first-0", "r-first-1"}
+            fake.seen = {"r-first-0", "r-first-1", "r-half-0", "r-half-1"}
         yield fake, {"tiers": ["host", "disk"], "block_tokens": N, "longest": 99}
 
     made = [VerifyPrompt("a", (1,) * 40, 4), VerifyPrompt("b", (2,) * 40, 4)]
@@ -389,12 +436,41 @@ def test_every_prompt_runs_cold_twice_and_from_each_tier_alone():
     )
     assert starts == [("r", ""), ("r", "disk")]
     one = [["r-first-0"]] * 2 + [["r-second-0"]] * 2 + ["reset", ["r-first-0"]]
+    half = [["r-half-0"], "reset", ["r-half-0"]]
     two = [["r-first-1"]] * 2 + [["r-second-1"]] * 2 + ["reset", ["r-first-1"]]
-    rest = ["settle", "figures", ["r-first-0"], ["r-first-1"], "figures"]
-    assert told == [*one, *two, *rest]
+    last = [["r-half-1"], "reset", ["r-half-1"]]
+    disk = [["r-first-0"], ["r-half-0"], ["r-first-1"], ["r-half-1"]]
+    assert told == [*one, *half, *two, *last, "settle", "figures", *disk, "figures"]
     assert [each.source for each in runs.phase(COLD)] == ["", ""]
     assert [each.source for each in runs.phase(LOCAL_AGAIN)] == ["local", "local"]
     assert [each.source for each in runs.phase("host")] == ["host", "host"]
+    assert [half.tokens for half in runs.halves.values()] == [(7, 7), (7, 7)]
+    for tier in ("host", "disk"):
+        rests = runs.rests[tier]
+        assert [(rest.tokens, rest.source) for rest in rests.values()] == [((7, 7), "host")] * 2
+
+
+def test_a_prompt_goes_on_from_half_its_answer():
+    sent: list[Any] = []
+
+    class Noting(Fake):
+        def ask(self, command: str, **given: Any) -> dict[str, Any]:
+            if command == "ask":
+                sent.extend((each["tokens"], each["answer_tokens"]) for each in given["prompts"])
+            return super().ask(command, **given)
+
+    @contextmanager
+    def engines(start: EngineStart) -> Any:
+        yield Noting([]), {"tiers": ["host"], "block_tokens": N, "longest": 99}
+
+    made = [VerifyPrompt("a", (1, 2), 5), VerifyPrompt("ends", (3,), 5, ("stop",)), short_answer()]
+    runs = collect(engines, lambda *_: made, EngineStart("r"), at_once=3, step=lambda *_: None)
+    assert sent[-2:] == [((1, 2), 2), ((1, 2, 7, 7), 3)]
+    assert list(runs.halves) == list(runs.rests["host"]) == [0]
+
+
+def short_answer() -> VerifyPrompt:
+    return VerifyPrompt("one token", (4,), 1)
 
 
 def test_prompts_go_together_when_asked_to():
@@ -406,7 +482,7 @@ def test_prompts_go_together_when_asked_to():
 
     made = [VerifyPrompt("a", (1,) * 40, 4)] * 3
     collect(engines, lambda engine, facts: made, EngineStart("r"), at_once=2, step=lambda *_: None)
-    assert [len(each) for each in told if isinstance(each, list)] == [2] * 5 + [1] * 5
+    assert [len(each) for each in told if isinstance(each, list)] == [2] * 7 + [1] * 7
 
 
 def test_prompts_that_an_engine_dies_of_are_named():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -38,6 +38,16 @@ class Answer:
             found["text"],
             found["cached"],
             next(iter(sources)) if len(sources) == 1 else several,
+        )
+
+    def behind(self, tokens: int) -> Answer:
+        """What comes behind its first tokens."""
+        return replace(
+            self,
+            tokens=self.tokens[tokens:],
+            likely=self.likely[tokens:],
+            words=self.words[tokens:],
+            text="",
         )
 
     @property

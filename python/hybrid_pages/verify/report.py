@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich import box
@@ -48,7 +48,15 @@ def report(runs: Runs, verdict: VerifyVerdict, about: Mapping[str, Any]) -> dict
                 "tiers": {
                     row.tier: _row(row, len(prompt.tokens))
                     for row in verdict.rows
-                    if row.prompt == index
+                    if row.prompt == index and not row.behind
+                },
+                "rest_of_answer": {
+                    row.tier: {
+                        "prompt_tokens": len(prompt.tokens) + row.behind,
+                        **_row(row, len(prompt.tokens) + row.behind),
+                    }
+                    for row in verdict.rows
+                    if row.prompt == index and row.behind
                 },
             }
             for index, prompt in enumerate(runs.prompts)
@@ -106,21 +114,29 @@ def as_json(found: Mapping[str, Any]) -> str:
 # ---- in words
 
 
+def _each(found: Mapping[str, Any]) -> Iterator[tuple[str, int, int, str, Mapping[str, Any]]]:
+    """For each comparison: a name, tokens of the prompt, those of vLLM's own hit, tier and row."""
+    for prompt in found["prompts"]:
+        for tier, row in prompt["tiers"].items():
+            yield prompt["name"], prompt["tokens"], prompt["local_hit_tokens"], tier, row
+        for tier, row in prompt["rest_of_answer"].items():
+            yield f"{prompt['name']}, half answered", row["prompt_tokens"], 0, tier, row
+
+
 def _rows(found: Mapping[str, Any]) -> list[tuple[tuple[str, ...], str]]:
     """Cells of the table, and the verdict of each row."""
     rows: list[tuple[tuple[str, ...], str]] = []
-    for prompt in found["prompts"]:
-        for tier, row in prompt["tiers"].items():
-            cells = (
-                prompt["name"],
-                f"{prompt['tokens']:,}",
-                f"{prompt['local_hit_tokens']:,}",
-                tier,
-                f"{row['restored_tokens']:,}",
-                row["compared_with"] or "-",
-                _number(row["difference"]) if row["compared_with"] else "-",
-            )
-            rows.append((cells, row["verdict"]))
+    for name, tokens, local, tier, row in _each(found):
+        cells = (
+            name,
+            f"{tokens:,}",
+            f"{local:,}",
+            tier,
+            f"{row['restored_tokens']:,}",
+            row["compared_with"] or "-",
+            _number(row["difference"]) if row["compared_with"] else "-",
+        )
+        rows.append((cells, row["verdict"]))
     return rows
 
 
@@ -164,10 +180,9 @@ def _differences(found: Mapping[str, Any]) -> list[str]:
     """A line for the first prompt of each tier that differs most clearly."""
     lines = []
     for tier in found["tiers"]:
-        for prompt in found["prompts"]:
-            row = prompt["tiers"][tier]
+        for name, _, _, of_tier, row in _each(found):
             at = row["first_difference"]
-            if row["verdict"] != DIFFERS or at is None:
+            if of_tier != tier or row["verdict"] != DIFFERS or at is None:
                 continue
             own, restored, against = at["own"], at["restored"], row["compared_with"]
             if own["token"] == restored["token"]:
@@ -175,7 +190,7 @@ def _differences(found: Mapping[str, Any]) -> list[str]:
             else:
                 what = f"{against} has {_token(own)}, restored has {_token(restored)}"
             lines.append(
-                f"First difference, {tier}, {prompt['name']}: at token {at['position']} (answer "
+                f"First difference, {tier}, {name}: at token {at['position']} (answer "
                 f"token {at['answer_position']}) {what}."
             )
             break
@@ -211,11 +226,7 @@ def _ending(found: Mapping[str, Any]) -> str:
         return f"NOT VERIFIED: the planted fault {plant} shows." if plant else "NOT VERIFIED."
     if found["plant"]:
         return f"The planted fault {found['plant']} DID NOT SHOW: this comparison can't see it."
-    rows = [
-        (row, prompt["local_hit_tokens"])
-        for prompt in found["prompts"]
-        for row in prompt["tiers"].values()
-    ]
+    rows = [(row, local) for _, _, local, _, row in _each(found)]
     restored = [row for row, _ in rows if row["restored_tokens"]]
     missed = sum(own > 0 for row, own in rows if not row["restored_tokens"])
     short = len(rows) - len(restored) - missed

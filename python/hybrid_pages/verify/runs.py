@@ -5,6 +5,9 @@ runs, or with what others have stored. The first visit is cold, whatever the cac
 one is vLLM's own hit. Both happen twice, under two salts, in the same steps: what differs then is
 the engine's own noise. For the host, vLLM's own cache is emptied. For a tier below, an engine is
 started that has that tier alone.
+
+Each prompt is also answered by half, and then sent again with this half behind it, to go on from
+where its answer ended: as a rule inside a block, with one token to compute, as in the cold run.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from hybrid_pages.verify.tiers import HOST, EngineStart
 
 COLD, COLD_AGAIN, LOCAL, LOCAL_AGAIN = "cold", "cold again", "local hit", "local hit again"
 OWN = (COLD, COLD_AGAIN, LOCAL, LOCAL_AGAIN)
+HALF = "half of an answer"
 
 
 class EngineCommands(Protocol):
@@ -34,13 +38,16 @@ class Runs:
     """The results of all runs.
 
     facts: about the first engine. answers: by phase, in the order of the prompts. figures: of each
-    engine at its end, by the tiers that it was started for.
+    engine at its end, by the tiers that it was started for. halves: the first halves of answers,
+    by the prompt's place. rests: the other halves, by tier and that place.
     """
 
     prompts: list[VerifyPrompt] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     answers: dict[str, list[Answer]] = field(default_factory=dict)
     figures: dict[str, dict[str, float]] = field(default_factory=dict)
+    halves: dict[int, Answer] = field(default_factory=dict)
+    rests: dict[str, dict[int, Answer]] = field(default_factory=dict)
 
     def phase(self, name: str) -> list[Answer]:
         """The answers of a phase, in the order of the prompts."""
@@ -86,6 +93,8 @@ def collect(
                 _ask(engine, runs, batch, second, f"{start.run}-{salt}")
             engine.ask("reset")
             _ask(engine, runs, batch, HOST, f"{start.run}-first")
+            _begin(engine, runs, batch, start.run)
+            _go_on(engine, runs, batch, HOST, start.run)
         if len(runs.facts["tiers"]) > 1:
             step("what is on its way to the tiers below", 0, 1)
             engine.ask("settle")
@@ -94,6 +103,7 @@ def collect(
         with engines(replace(start, alone=tier)) as (engine, _):
             for batch in _batches(runs, at_once, tier, step):
                 _ask(engine, runs, batch, tier, f"{start.run}-first")
+                _go_on(engine, runs, batch, tier, start.run)
             runs.figures[tier] = engine.ask("figures")
     return runs
 
@@ -107,21 +117,55 @@ def _batches(runs: Runs, at_once: int, name: str, step: Step) -> Iterator[range]
 
 
 def _ask(engine: EngineCommands, runs: Runs, batch: Sequence[int], phase: str, salt: str) -> None:
+    asked = [(index, runs.prompts[index]) for index in batch]
+    runs.phase(phase).extend(_answers(engine, asked, phase, salt))
+
+
+def _begin(engine: EngineCommands, runs: Runs, batch: Sequence[int], run: str) -> None:
+    """Answers by half the prompts whose answers have a length, and empties vLLM's own cache."""
     asked = [
+        (index, replace(prompt, answer_tokens=prompt.answer_tokens // 2))
+        for index, prompt in ((index, runs.prompts[index]) for index in batch)
+        if prompt.answer_tokens > 1 and not prompt.stop
+    ]
+    if asked:
+        found = _answers(engine, asked, HALF, f"{run}-half")
+        runs.halves.update(zip((index for index, _ in asked), found, strict=True))
+        engine.ask("reset")
+
+
+def _go_on(engine: EngineCommands, runs: Runs, batch: Sequence[int], tier: str, run: str) -> None:
+    """Sends prompts again, with the half of their answer behind them."""
+    asked = []
+    for index in batch:
+        if index in runs.halves:
+            prompt, half = runs.prompts[index], runs.halves[index].tokens
+            left = prompt.answer_tokens - len(half)
+            asked.append((index, replace(prompt, tokens=prompt.tokens + half, answer_tokens=left)))
+    if asked:
+        found = _answers(engine, asked, f"{tier}, from half an answer", f"{run}-half")
+        rests = runs.rests.setdefault(tier, {})
+        rests.update(zip((index for index, _ in asked), found, strict=True))
+
+
+def _answers(
+    engine: EngineCommands, asked: Sequence[tuple[int, VerifyPrompt]], phase: str, salt: str
+) -> list[Answer]:
+    prompts = [
         {
-            "tokens": runs.prompts[index].tokens,
+            "tokens": prompt.tokens,
             "salt": f"{salt}-{index}",
-            "answer_tokens": runs.prompts[index].answer_tokens,
-            "stop": runs.prompts[index].stop,
+            "answer_tokens": prompt.answer_tokens,
+            "stop": prompt.stop,
         }
-        for index in batch
+        for index, prompt in asked
     ]
     try:
-        found = engine.ask("ask", prompts=asked)
+        found = engine.ask("ask", prompts=prompts)
     except EngineFailed as error:
-        lengths = ((runs.prompts[index].name, len(runs.prompts[index].tokens)) for index in batch)
+        lengths = ((prompt.name, len(prompt.tokens)) for _, prompt in asked)
         names = ", ".join(
             f"{name} ({count} token{'s' if count != 1 else ''})" for name, count in lengths
         )
         raise EngineFailed(f"{phase}, {names}: {error}", by_log=error.by_log) from None
-    runs.phase(phase).extend(Answer.read(answer, found["hits"]) for answer in found["answers"])
+    return [Answer.read(answer, found["hits"]) for answer in found["answers"]]

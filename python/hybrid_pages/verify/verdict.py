@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hybrid_pages.verify.answers import Difference, first_difference
+from hybrid_pages.verify.answers import Answer, Difference, first_difference
 from hybrid_pages.verify.questions import is_right
 from hybrid_pages.verify.runs import COLD, COLD_AGAIN, LOCAL, LOCAL_AGAIN, OWN, Runs
 from hybrid_pages.verify.tiers import HOST
@@ -48,6 +48,7 @@ class VerdictRow:
     """One prompt, restored from one tier.
 
     against: the run that it was compared with. limit: the largest difference that counts as noise.
+    behind: how many tokens of its answer were sent as the end of the prompt.
     """
 
     prompt: int
@@ -58,6 +59,7 @@ class VerdictRow:
     limit: float
     distance: float
     difference: Difference | None
+    behind: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,12 @@ def judge(runs: Runs) -> VerifyVerdict:
         for tier in runs.facts["tiers"]
         for index in range(len(runs.prompts))
     ]
+    rows += [
+        _row_of_rest(runs, noise, index, tier, rest)
+        for tier in runs.facts["tiers"]
+        for index, rest in runs.rests.get(tier, {}).items()
+        if _goes_on_as_cold(runs, index)
+    ]
     problems = [*_unsound(runs, noise), *_differing(runs, rows)]
     for tier in runs.facts["tiers"]:
         problems += _missing(runs, tier)
@@ -108,6 +116,29 @@ def _row(runs: Runs, noise: Noise, index: int, tier: str) -> VerdictRow:
     exact = local.source == "local" and local.cached == found.cached
     expected, against = (local, LOCAL) if exact else (runs.phase(COLD)[index], COLD)
     limit = MARGIN * (noise.floor if exact else max(noise.floor, noise.steps))
+    return _compared(index, tier, expected, found, against, limit)
+
+
+def _goes_on_as_cold(runs: Runs, index: int) -> bool:
+    """Whether half an answer is that of the cold run, so that the rest can be compared with it."""
+    half = runs.halves[index].tokens
+    return runs.phase(COLD)[index].tokens[: len(half)] == half
+
+
+def _row_of_rest(runs: Runs, noise: Noise, index: int, tier: str, found: Answer) -> VerdictRow:
+    """The rest of an answer. Kernels may add in another order where one token is a prompt's, so
+    the limit is that of runs whose steps differ."""
+    behind = len(runs.halves[index].tokens)
+    if not found.cached:
+        return VerdictRow(index, tier, 0, NOTHING, "", 0.0, 0.0, None, behind)
+    limit = MARGIN * max(noise.floor, noise.steps)
+    expected = runs.phase(COLD)[index].behind(behind)
+    return replace(_compared(index, tier, expected, found, COLD, limit), behind=behind)
+
+
+def _compared(
+    index: int, tier: str, expected: Answer, found: Answer, against: str, limit: float
+) -> VerdictRow:
     distance = expected.distance(found)
     if expected.same(found):
         verdict = EQUAL
@@ -139,12 +170,13 @@ def _unsound(runs: Runs, noise: Noise) -> Iterator[str]:
 
 def _differing(runs: Runs, rows: Sequence[VerdictRow]) -> Iterator[str]:
     for tier in runs.facts["tiers"]:
-        wrong = [row for row in rows if row.tier == tier and row.verdict == DIFFERS]
+        of_tier = [row for row in rows if row.tier == tier]
+        wrong = [row for row in of_tier if row.verdict == DIFFERS]
         if wrong:
             names = ", ".join(runs.prompts[row.prompt].name for row in wrong[:3])
             more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
             yield (
-                f"{tier}: {len(wrong)} of {len(runs.prompts)} answers differ from what the engine "
+                f"{tier}: {len(wrong)} of {len(of_tier)} answers differ from what the engine "
                 f"computes itself: {names}{more}"
             )
 
@@ -152,7 +184,8 @@ def _differing(runs: Runs, rows: Sequence[VerdictRow]) -> Iterator[str]:
 def _missing(runs: Runs, tier: str) -> Iterator[str]:
     """Complaints about prompts that a tier did not restore, or that another source served."""
     answers, figures = runs.phase(tier), runs.figures.get(tier, {})
-    others = sorted({each.source for each in answers if each.cached and each.source != tier})
+    every = [*answers, *runs.rests.get(tier, {}).values()]
+    others = sorted({each.source for each in every if each.cached and each.source != tier})
     if others:
         yield f"{tier}: expected hits from {tier} alone, found them from {'; '.join(others)}"
     if not any(answer.cached for answer in answers):
