@@ -55,6 +55,9 @@ class Run:
     def want(self, boundaries: Iterable[int]) -> None:
         """Add boundaries that get a checkpoint."""
 
+    def want_tails(self, tokens: Iterable[int]) -> None:
+        """Add numbers of tokens of the request: a step that ends at one of them leaves a tail."""
+
     def take_back(self, first: int) -> None:
         """Note that tokens from block `first` on were taken back: their pages are written anew."""
 
@@ -81,6 +84,7 @@ class RunRules:
         drops_last_block: bool = False,
         drafts: bool = False,
         narrow: bool = False,
+        tails: Literal["never", "at_end", "in_steps"] = "never",
     ) -> RunRules:
         """block_tokens: tokens of a block, which has `stride` hashes.
 
@@ -92,7 +96,9 @@ class RunRules:
 
         exports_states: kernels hand over a prefill's last state from inside its last step, which
         begins, with `drops_last_block`, a block earlier. drafts: the last tokens of a step may be
-        drafts. narrow: some window is narrower than a block.
+        drafts. narrow: some window is narrower than a block. tails: whether running states inside
+        blocks are stored, only those of requests that have ended, or also those after the steps for
+        which a run wants one. With drafts, or a window that is narrower than a block, never.
 
         Raises InvalidArgumentError for blocks without tokens or hashes, and for an unknown mode.
         """
@@ -102,7 +108,8 @@ class Stores:
     """Plans stores of what steps complete, and publishes what every rank has copied.
 
     `engine` stands for the engine's objects in every call: `tables(request_id)` gives block tables,
-    `pool.blocks` is a list of all blocks, and `skipped(reason, entries)`,
+    `pool.blocks` is a list of all blocks, `tail_key(tracked, tokens)` gives the key of a tail, or
+    None for a request that has none, and `skipped(reason, entries)`, `skipped_tail(reason)`,
     `not_planned(tracked, error)`, `not_copied(outcome, first)`, `not_published(job, error)` and
     `not_in_flight(job)` are told what happened. `read_keys(tracked)` is called if the rules have a
     `known`. An error of one request or job is told in this way; any other is raised.

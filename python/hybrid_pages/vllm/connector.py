@@ -113,6 +113,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
                 pins=versions.pins_memory(),
                 model=ModelFacts(vllm_config, settings.lasting) if settings.lasting else None,
                 ahead=versions.steps_ahead(vllm_config),
+                stores_in_steps=settings.stores_in_steps(pinned=versions.pins_memory()),
             )
             self.scheduler = SchedulerHalf(settings, engine)
         else:

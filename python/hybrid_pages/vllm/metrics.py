@@ -72,6 +72,12 @@ COUNTERS = {
         "reason: no_room (other loads held the blocks), or never_admitted (the pool is too small).",
     ),
     "skipped_entries": ("reason", "Entries not stored, by reason."),
+    "skipped_tails": (
+        "reason",
+        "Requests of which a state inside a block was not stored, by reason: of the engine drafts, "
+        "narrow_window, layout or unconfirmed; of the request embeddings, hint, stale, "
+        "unknown_token, unknown_key, partial_state or partial_page.",
+    ),
     "failures": ("reason", "Transfers or lookups that failed; each ended in recompute."),
     "evicted_entries": ("kind", "Entries evicted, by kind."),
     "disk_entries": (

@@ -496,6 +496,7 @@ impl PyCache {
             tables: &PyTables::of(tables)?,
             blocks: first.0..end.0,
             states: &sources,
+            tail: None,
             hints: hints.map(|hints| hints.get().inner),
         };
         let keys = |limit| Ok::<_, Raised>(block_keys(keys, stride, Some(Whole(limit)))?);

@@ -126,7 +126,8 @@ fn tail_key<'py>(
     Ok(PyBytes::new(py, key.as_bytes()))
 }
 
-fn key(hash: &Bound<'_, PyAny>) -> PyResult<PrefixKey> {
+/// Reads one key.
+pub fn key(hash: &Bound<'_, PyAny>) -> PyResult<PrefixKey> {
     PrefixKey::new(hash.cast::<PyBytes>()?.as_bytes()).map_err(to_py)
 }
 

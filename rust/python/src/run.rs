@@ -2,7 +2,7 @@
 
 use hybrid_pages::error::Error;
 use hybrid_pages_vllm::engine::TrackedRun;
-use hybrid_pages_vllm::runs::{CheckpointMode, RunRules, StateGroup};
+use hybrid_pages_vllm::runs::{CheckpointMode, RunRules, StateGroup, Tails};
 use pyo3::prelude::*;
 
 use crate::error::to_py;
@@ -106,6 +106,13 @@ impl PyRun {
         Ok(())
     }
 
+    fn want_tails(&mut self, tokens: &Bound<'_, PyAny>) -> PyResult<()> {
+        let tokens = tokens.try_iter()?.map(|item| whole(&item?));
+        let tokens = tokens.collect::<PyResult<Vec<_>>>()?;
+        self.inner.run.want_tails(tokens);
+        Ok(())
+    }
+
     #[getter]
     fn wanted(&self) -> Vec<usize> {
         self.inner.run.wanted().collect()
@@ -145,9 +152,9 @@ impl PyRules {
     #[new]
     #[pyo3(
         signature = (block_tokens, stride, groups, mode, *, carries, processed, pin, unpin, known = None,
-            exports_states = false, drops_last_block = false, drafts = false, narrow = false),
+            exports_states = false, drops_last_block = false, drafts = false, narrow = false, tails = "never"),
         text_signature = "(block_tokens, stride, groups, mode, *, carries, processed, pin, unpin, known=None, \
-            exports_states=False, drops_last_block=False, drafts=False, narrow=False)"
+            exports_states=False, drops_last_block=False, drafts=False, narrow=False, tails='never')"
     )]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
@@ -164,6 +171,7 @@ impl PyRules {
         drops_last_block: bool,
         drafts: bool,
         narrow: bool,
+        tails: &str,
     ) -> PyResult<Self> {
         let mode = match mode {
             "none" => CheckpointMode::None,
@@ -173,6 +181,16 @@ impl PyRules {
             found => {
                 return Err(to_py(Error::InvalidArgument(format!(
                     "mode: expected none, adaptive, align or all, found {found:?}"
+                ))));
+            }
+        };
+        let tails = match tails {
+            "never" => Tails::Never,
+            "at_end" => Tails::AtEnd,
+            "in_steps" => Tails::InSteps,
+            found => {
+                return Err(to_py(Error::InvalidArgument(format!(
+                    "tails: expected never, at_end or in_steps, found {found:?}"
                 ))));
             }
         };
@@ -195,6 +213,7 @@ impl PyRules {
                 drafts,
                 narrow,
                 mode,
+                tails,
             },
             stride: stride.0,
             known,

@@ -2,6 +2,7 @@
 
 use std::cell::OnceCell;
 
+use hybrid_pages::ids::PrefixKey;
 use hybrid_pages_vllm::engine::{StepRequest, TrackedRun};
 use hybrid_pages_vllm::runs::{HandOver, RequestView};
 use pyo3::intern;
@@ -11,7 +12,7 @@ use std::ops::{Deref, DerefMut};
 
 use crate::block_tables::{PyBlockTables, PyTables, engine_block};
 use crate::error::Raised;
-use crate::keys::{BlockKeys, PyPrefixKeys};
+use crate::keys::{BlockKeys, PyPrefixKeys, key};
 use crate::number::{Whole, whole};
 use crate::run::PyRun;
 use crate::vllm_engine::VllmEngine;
@@ -205,6 +206,18 @@ impl<'a, 'py> StepRequest for VllmRequest<'a, 'py> {
 
     fn leading_keys(&self, limit: usize) -> BlockKeys<'_> {
         self.keys.get().leading(limit)
+    }
+
+    fn tail_key(&self, tokens: usize) -> Result<Option<PrefixKey>, Raised> {
+        let name = intern!(self.py(), "tail_key");
+        let found = self
+            .engine
+            .given
+            .call_method1(name, (self.tracked, tokens))?;
+        if found.is_none() {
+            return Ok(None);
+        }
+        Ok(Some(key(&found)?))
     }
 
     fn begins(&self, start: usize, new_tokens: usize) -> Result<(), Raised> {

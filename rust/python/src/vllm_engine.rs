@@ -97,6 +97,10 @@ impl ServingEngine for VllmEngine<'_, '_> {
         Ok(self.tell(intern!(self.py(), "skipped"), (reason, entries))?)
     }
 
+    fn skipped_tail(&self, reason: &str) -> Result<(), Raised> {
+        Ok(self.tell(intern!(self.py(), "skipped_tail"), (reason,))?)
+    }
+
     fn has_failed(&self, outcome: &Py<PyAny>) -> Result<bool, Raised> {
         let error = outcome
             .bind(self.py())

@@ -111,6 +111,25 @@ pub fn sources(parts: &TableParts<'_>, block: usize, ids: &mut Vec<u32>) -> bool
     whole
 }
 
+/// Adds to `ids` the engine blocks that a store of a tail's page reads, of a tail in block `block` that ends after `end`
+/// tokens of the request; 0 for those that lie wholly behind its tokens. Returns false and adds nothing if one is missing.
+#[must_use]
+pub fn tail_sources(parts: &TableParts<'_>, block: usize, end: usize, ids: &mut Vec<u32>) -> bool {
+    let before = ids.len();
+    for (columns, part) in parts {
+        for column in columns.of(block) {
+            let is_used = columns.begins_before(column, end);
+            let id = if is_used { part.id(column) } else { 0 };
+            if is_used && id == 0 {
+                ids.truncate(before);
+                return false;
+            }
+            ids.push(id);
+        }
+    }
+    true
+}
+
 /// The engine blocks that a load of a block's page writes, for a request that resumes after `end` tokens. `None` stands
 /// for columns that the request will not read: parts of a window, for which the engine has given it no block, and what
 /// lies behind `end`.
@@ -195,6 +214,27 @@ mod tests {
         assert!(!sources(&parts, 0, &mut ids), "before the part");
         assert!(!sources(&parts, 9, &mut ids), "behind the table");
         assert_eq!(ids, [1, 5, 6]);
+    }
+
+    #[test]
+    fn a_tail_reads_the_engine_blocks_that_begin_before_its_end() {
+        let columns = Columns::new(16, 4, 4, None).unwrap();
+        let table = part(4, &[5, 6, 7]);
+        let parts = [(columns, &table)];
+        let mut ids = vec![1];
+        assert!(tail_sources(&parts, 1, 64 + 1, &mut ids));
+        assert_eq!(ids, [1, 5, 0, 0, 0]);
+        ids.clear();
+        assert!(tail_sources(&parts, 1, 64 + 16, &mut ids));
+        assert!(tail_sources(&parts, 1, 64 + 33, &mut ids));
+        assert_eq!(ids, [5, 0, 0, 0, 5, 6, 7, 0]);
+        ids.clear();
+        assert!(
+            !tail_sources(&parts, 1, 64 + 49, &mut ids),
+            "behind the table"
+        );
+        assert!(!tail_sources(&parts, 0, 1, &mut ids), "before the part");
+        assert!(ids.is_empty());
     }
 
     #[test]

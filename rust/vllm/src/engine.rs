@@ -62,6 +62,12 @@ pub trait ServingEngine {
     /// Errors of the listener.
     fn skipped(&self, reason: &str, entries: usize) -> Result<(), Self::Error>;
 
+    /// Tells the listener that a request's tail is not stored, and why.
+    ///
+    /// # Errors
+    /// Errors of the listener.
+    fn skipped_tail(&self, reason: &str) -> Result<(), Self::Error>;
+
     /// Whether a rank reports that it could not copy.
     ///
     /// # Errors
@@ -169,6 +175,13 @@ pub trait StepRequest: RequestView<Error: From<Error>> {
 
     /// The keys of leading blocks, `limit` at most, as they were last read.
     fn leading_keys(&self, limit: usize) -> Self::Keys<'_>;
+
+    /// The key of the request's tail that ends after so many tokens; `None` if the request has no tails, of which the
+    /// listener has heard. The keys were read before.
+    ///
+    /// # Errors
+    /// Errors of the engine's objects.
+    fn tail_key(&self, tokens: usize) -> Result<Option<PrefixKey>, Self::Error>;
 
     /// Called before a step over `new_tokens` tokens from `start` on, if the step is steered, has drafts, or does not
     /// begin where the step before ended.

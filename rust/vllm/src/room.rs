@@ -22,6 +22,8 @@ pub struct RoomRequest<'a, T> {
     pub blocks: Range<usize>,
     /// The states that are stored.
     pub states: &'a [StateSource],
+    /// The tail behind the last block, if one is stored.
+    pub tail: Option<&'a TailSource>,
     /// The application's hints about the request, if it gave any.
     pub hints: Option<Hints>,
 }
@@ -34,6 +36,19 @@ pub struct StateSource {
     /// The index of the block at whose end the state is.
     pub block: usize,
     /// The engine blocks, one of each group of the class.
+    pub blocks: Vec<u32>,
+}
+
+/// A tail of a prefix: its key, and the engine blocks of its pages and states.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TailSource {
+    /// The index of the block that the tail fills a part of.
+    pub block: usize,
+    /// The tail's key.
+    pub key: PrefixKey,
+    /// The tail's pages and states. Their engine blocks are in `blocks`.
+    pub entries: Vec<EntrySource>,
+    /// Engine blocks; 0 for those that lie wholly behind the tail's tokens.
     pub blocks: Vec<u32>,
 }
 
@@ -67,6 +82,7 @@ pub fn make_room<T: Tables, K: Deref<Target = [PrefixKey]>>(
     let Some(last) = sources.iter().map(|source| source.block).max() else {
         return Ok(None);
     };
+    let whole = request.tail.map_or(last + 1, |tail| tail.block);
     let wanted: Vec<_> = sources
         .iter()
         .map(|source| (source.class, source.block))
@@ -77,17 +93,24 @@ pub fn make_room<T: Tables, K: Deref<Target = [PrefixKey]>>(
         if wanted.get(next) != Some(&(class, block)) {
             next = wanted.partition_point(|&at| at < (class, block));
         }
+        let source = &sources[next];
         entries.push(StoreEntry {
             class,
             slots,
-            blocks: &blocks[sources[next].blocks.clone()],
-            tokens: None,
+            blocks: &blocks[source.blocks.clone()],
+            tokens: source.tokens,
         });
         next += 1;
     };
     let hints = request.hints.unwrap_or(Hints::NONE);
-    let keys = keys(last.saturating_add(1))?;
-    let lease = cache.reserve_each(namespace, &keys, &wanted, &hints, each)?;
+    let keys = keys(whole)?;
+    let lease = match request.tail {
+        None => cache.reserve_each(namespace, &keys, &wanted, &hints, each)?,
+        Some(tail) => {
+            let chain = [&keys[..], &[tail.key]].concat();
+            cache.reserve_each(namespace, &chain, &wanted, &hints, each)?
+        }
+    };
     Ok(Some(Reserved {
         lease,
         entries,
@@ -95,7 +118,7 @@ pub fn make_room<T: Tables, K: Deref<Target = [PrefixKey]>>(
     }))
 }
 
-/// The pages of `blocks` and the states, in the order of class and block, and the list of their engine blocks.
+/// The pages of `blocks`, the states and the tail, in the order of class and block, and the list of their engine blocks.
 fn sources<T: Tables>(
     request: &RoomRequest<'_, T>,
     blocks: Range<usize>,
@@ -109,7 +132,16 @@ fn sources<T: Tables>(
             class: state.class,
             block: state.block,
             blocks: from..ids.len(),
+            tokens: None,
         });
+    }
+    if let Some(tail) = request.tail {
+        let from = ids.len();
+        ids.extend(&tail.blocks);
+        sources.extend(tail.entries.iter().map(|entry| EntrySource {
+            blocks: from + entry.blocks.start..from + entry.blocks.end,
+            ..entry.clone()
+        }));
     }
     let order = |source: &EntrySource| (source.class, source.block);
     if !sources.is_sorted_by_key(order) {

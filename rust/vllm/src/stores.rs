@@ -12,9 +12,9 @@ use hybrid_pages::ids::ClassKind;
 use crate::engine::{Handles, RankCopy, ServingEngine, StepRequest, TrackedRun};
 use crate::entries::StoreEntries;
 use crate::reports::Reports;
-use crate::room::{RoomRequest, StateSource, make_room};
-use crate::runs::{HandOver, ProvenState, RunRules, StorePlan};
-use crate::tables::TableColumns;
+use crate::room::{RoomRequest, StateSource, TailSource, make_room};
+use crate::runs::{HandOver, ProvenState, RunRules, StateBlocks, StorePlan, Tail};
+use crate::tables::{EntrySource, TableColumns};
 
 /// A planned store: its number, and the entries that it copies.
 pub type Job = (usize, StoreEntries);
@@ -206,21 +206,37 @@ impl<H: Handles> Stores<H> {
         tracked: &mut TrackedRun,
         plan: Option<StorePlan>,
     ) -> Result<Option<Job>, R::Error> {
-        let Some(StorePlan { reach, states }) = plan else {
+        let Some(StorePlan {
+            reach,
+            states,
+            tail,
+        }) = plan
+        else {
             return Ok(None);
         };
         let engine = request.engine();
         let first = tracked.run.offered;
         let (end, states) = (first.max(reach), self.sources(engine, states)?);
-        if states.is_empty() && first == end {
+        let tail = match tail {
+            Some(Tail::State { tokens, blocks }) => Some((tokens, blocks)),
+            Some(Tail::Skipped(reason)) => engine.skipped_tail(reason).map(|()| None)?,
+            None => None,
+        };
+        if states.is_empty() && first == end && tail.is_none() {
             return Ok(None);
         }
         let job = if tracked.stores && !tracked.stale {
-            self.offer(request, tracked, first..end, &states)?
+            self.offer(request, tracked, first..end, &states, tail)?
         } else {
             let (pages, _) = self.columns.pages(request.tables()?, first..end, 0)?;
             let reason = if tracked.stores { "stale" } else { "hint" };
-            engine.skipped(reason, states.len() + pages.len())?;
+            let entries = states.len() + pages.len();
+            if entries > 0 {
+                engine.skipped(reason, entries)?;
+            }
+            if tail.is_some() {
+                engine.skipped_tail(reason)?;
+            }
             None
         };
         tracked.run.offered = end;
@@ -251,6 +267,45 @@ impl<H: Handles> Stores<H> {
         Ok(sources)
     }
 
+    /// The key of the tail that ends after so many tokens of a request, and the engine blocks of its entries.
+    fn tail_source<R: StepRequest<Engine: ServingEngine<Error = R::Error, Handles = H>>>(
+        &self,
+        request: &R,
+        tokens: usize,
+        states: &StateBlocks,
+    ) -> Result<Option<TailSource>, R::Error> {
+        let n = self.rules.block_tokens;
+        let (block, tables) = (tokens / n, request.tables()?);
+        if request.leading_keys(block).len() < block {
+            return request.engine().skipped_tail("unknown_key").map(|()| None);
+        }
+        let Some(key) = request.tail_key(tokens)? else {
+            return Ok(None);
+        };
+        let pages = self
+            .columns
+            .tail_pages(tables, (block, tokens % n), tokens)?;
+        let Some((mut entries, mut blocks)) = pages else {
+            return request.engine().skipped_tail("partial_page").map(|()| None);
+        };
+        for (class, groups) in &self.recurrent {
+            let from = blocks.len();
+            blocks.extend_from_slice(&states[groups.clone()]);
+            entries.push(EntrySource {
+                class: *class,
+                block,
+                blocks: from..blocks.len(),
+                tokens: None,
+            });
+        }
+        Ok(Some(TailSource {
+            block,
+            key,
+            entries,
+            blocks,
+        }))
+    }
+
     /// Reserves states and pages, and pins their engine blocks. Nothing stays reserved or pinned if it fails.
     fn offer<R: StepRequest<Engine: ServingEngine<Error = R::Error, Handles = H>>>(
         &self,
@@ -258,15 +313,21 @@ impl<H: Handles> Stores<H> {
         tracked: &TrackedRun,
         blocks: Range<usize>,
         states: &[StateSource],
+        tail: Option<(usize, StateBlocks)>,
     ) -> Result<Option<Job>, R::Error> {
         let engine = request.engine();
         request.read_keys()?;
+        let tail = match tail {
+            Some((tokens, states)) => self.tail_source(request, tokens, &states)?,
+            None => None,
+        };
         let room = RoomRequest {
             namespace: tracked.namespace,
             columns: &self.columns,
             tables: request.tables()?,
             blocks,
             states,
+            tail: tail.as_ref(),
             hints: tracked.hints,
         };
         let keys = |limit| Ok(request.leading_keys(limit));

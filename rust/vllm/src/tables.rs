@@ -44,6 +44,8 @@ pub struct EntrySource {
     pub block: usize,
     /// The entry's own part of a list of engine blocks.
     pub blocks: Range<usize>,
+    /// How many tokens the page has, if it is not full.
+    pub tokens: Option<usize>,
 }
 
 impl TableColumns {
@@ -96,11 +98,43 @@ impl TableColumns {
                         class,
                         block,
                         blocks: from..ids.len(),
+                        tokens: None,
                     });
                 }
             }
         }
         Ok((pages, ids))
+    }
+
+    /// The pages of a tail in block `block` that ends after `end` tokens of the request, and the list of their engine
+    /// blocks; `None` unless the tables have all of them.
+    ///
+    /// # Errors
+    /// If the tables can't be read.
+    pub fn tail_pages<T: Tables>(
+        &self,
+        tables: &T,
+        (block, tokens): (usize, usize),
+        end: usize,
+    ) -> Result<Option<(Vec<EntrySource>, Vec<u32>)>, T::Error> {
+        let (mut pages, mut ids) = (Vec::new(), Vec::new());
+        for (class, (kind, groups)) in self.classes.iter().enumerate() {
+            if *kind == ClassKind::Recurrent {
+                continue;
+            }
+            let read = ClassParts::read(groups, tables, block..block + 1)?;
+            let from = ids.len();
+            if !columns::tail_sources(&read.paired(), block, end, &mut ids) {
+                return Ok(None);
+            }
+            pages.push(EntrySource {
+                class,
+                block,
+                blocks: from..ids.len(),
+                tokens: Some(tokens),
+            });
+        }
+        Ok(Some((pages, ids)))
     }
 
     /// Reads the engine blocks for a load of `blocks` into a request that resumes after `resumes` tokens. The last block

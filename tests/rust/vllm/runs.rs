@@ -6,7 +6,7 @@ use std::convert::Infallible;
 
 use hybrid_pages_vllm::runs::{
     CheckpointMode, HandOver, ProvenState, RequestView, Run, RunRules, StateBlocks, StateGroup,
-    StorePlan,
+    StorePlan, Tail, Tails,
 };
 
 const N: usize = 8;
@@ -77,6 +77,7 @@ fn rules(mode: CheckpointMode) -> RunRules {
         drafts: false,
         narrow: false,
         mode,
+        tails: Tails::Never,
     }
 }
 
@@ -144,6 +145,7 @@ fn a_state_is_taken_where_a_step_ended_and_nowhere_else() {
         Some(StorePlan {
             reach,
             states: states.to_vec(),
+            tail: None,
         })
     };
     assert_eq!(
@@ -403,4 +405,202 @@ fn what_was_taken_back_or_preempted_proves_nothing() {
         let Ok(plan) = run.finish(&rules, &engine);
         assert_eq!(plan, None);
     }
+}
+
+// ---- tails
+
+fn with_tails(tails: Tails) -> RunRules {
+    RunRules {
+        tails,
+        ..rules(CheckpointMode::Adaptive)
+    }
+}
+
+fn tail(tokens: usize) -> Option<Tail> {
+    let column = tokens.div_ceil(N) as u32;
+    Some(Tail::State {
+        tokens,
+        blocks: StateBlocks::from_slice(&[100 + column, 200 + column]),
+    })
+}
+
+/// A request of a prompt and an answer decoded token by token, of which so many tokens are computed and known.
+fn ended(run: &mut Run, rules: &RunRules, computed: usize, known: usize) -> Option<StorePlan> {
+    let mut engine = prompt(N + 3);
+    engine.tokens = known;
+    let ends: Vec<_> = (N + 3..=computed).collect();
+    steps(run, rules, &mut engine, &ends);
+    let Ok(plan) = run.finish(rules, &engine);
+    plan
+}
+
+#[test]
+fn a_request_that_has_ended_leaves_its_running_state() {
+    for tails in [Tails::AtEnd, Tails::InSteps] {
+        for computed in [N + 3, N + 4, 2 * N - 1, 2 * N + 1, 4 * N + 5] {
+            for known in [computed, computed + 1] {
+                let plan = ended(&mut Run::default(), &with_tails(tails), computed, known);
+                let plan = plan.expect("the end");
+                assert_eq!(plan.tail, tail(computed));
+                assert_eq!(plan.reach, computed / N, "the pages before it");
+                assert_eq!(plan.states, []);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_state_that_includes_a_token_which_nobody_knows_is_not_stored() {
+    let rules = with_tails(Tails::AtEnd);
+    let plan = ended(&mut Run::default(), &rules, 2 * N + 3, 2 * N + 2).expect("why not");
+    assert_eq!(plan.tail, Some(Tail::Skipped("unknown_token")));
+    assert_eq!(plan.reach, 0, "adaptive: no checkpoint is worth pages");
+    let plan = ended(&mut Run::default(), &rules, 3 * N, 3 * N - 1);
+    let plan = plan.expect("its blocks prove something");
+    assert_eq!((plan.tail, plan.states), (None, vec![]));
+}
+
+#[test]
+fn an_end_on_a_boundary_is_a_checkpoint_of_a_whole_block() {
+    for known in [3 * N, 3 * N + 1] {
+        let plan = ended(&mut Run::default(), &with_tails(Tails::AtEnd), 3 * N, known);
+        let plan = plan.expect("the end");
+        assert_eq!(
+            (plan.reach, plan.states, plan.tail),
+            (3, vec![own(3)], None)
+        );
+    }
+    // It was stored when the step ended there.
+    let mut run = Run::default();
+    run.want([3]);
+    let plan = ended(&mut run, &with_tails(Tails::AtEnd), 3 * N, 3 * N + 1);
+    assert_eq!(plan.expect("nothing new").states, []);
+    let plan = ended(
+        &mut Run::default(),
+        &rules(CheckpointMode::Adaptive),
+        3 * N,
+        3 * N + 1,
+    );
+    assert_eq!(plan.expect("without tails").states, []);
+}
+
+#[test]
+fn a_boundary_whose_key_came_late_is_stored_once_at_the_end() {
+    let (mut run, rules) = (Run::default(), with_tails(Tails::AtEnd));
+    run.want([2]);
+    let mut engine = prompt(N + 3);
+    steps(&mut run, &rules, &mut engine, &[N + 3]);
+    engine.tokens = 2 * N - 1;
+    steps(&mut run, &rules, &mut engine, &[2 * N]);
+    engine.tokens = 2 * N;
+    let Ok(plan) = run.finish(&rules, &engine);
+    assert_eq!(plan.expect("the end").states, [own(2)]);
+}
+
+#[test]
+fn a_freed_state_is_no_tail() {
+    let mut engine = prompt(2 * N + 3);
+    engine.freed = [203].into();
+    let (mut run, rules) = (Run::default(), with_tails(Tails::AtEnd));
+    steps(&mut run, &rules, &mut engine, &[2 * N + 3]);
+    let Ok(plan) = run.finish(&rules, &engine);
+    assert_eq!(
+        plan.expect("why not").tail,
+        Some(Tail::Skipped("partial_state"))
+    );
+}
+
+#[test]
+fn a_group_with_smaller_blocks_has_the_state_in_the_column_of_the_last_token() {
+    let mut rules = with_tails(Tails::AtEnd);
+    rules.groups[1].per_block = 4;
+    for (computed, column) in [
+        (1, 1),
+        (2, 1),
+        (3, 2),
+        (N - 1, 4),
+        (N + 1, 5),
+        (2 * N - 2, 7),
+    ] {
+        let mut engine = prompt(computed);
+        let mut run = Run::default();
+        steps(&mut run, &rules, &mut engine, &[computed]);
+        let Ok(plan) = run.finish(&rules, &engine);
+        let Some(Tail::State { blocks, .. }) = plan.expect("the end").tail else {
+            panic!("expected a tail");
+        };
+        assert_eq!(blocks[1], 200 + column, "{computed}");
+    }
+}
+
+#[test]
+fn a_step_leaves_a_tail_only_where_one_is_wanted_and_stores_end_with_steps() {
+    let found = |tails, wanted: &[usize]| {
+        let (mut run, rules) = (Run::default(), with_tails(tails));
+        run.want_tails(wanted.iter().copied());
+        let mut engine = prompt(3 * N + 3);
+        let plans = steps(&mut run, &rules, &mut engine, &[N + 1, 2 * N, 3 * N + 3]);
+        let tails = plans
+            .into_iter()
+            .map(|plan| plan.and_then(|plan| plan.tail));
+        tails.collect::<Vec<_>>()
+    };
+    let wanted = [N + 1, 2 * N, 3 * N + 3];
+    assert_eq!(found(Tails::InSteps, &[]), [None, None, None]);
+    assert_eq!(found(Tails::AtEnd, &wanted), [None, None, None]);
+    assert_eq!(
+        found(Tails::InSteps, &wanted),
+        [tail(N + 1), None, tail(3 * N + 3)]
+    );
+    assert_eq!(found(Tails::InSteps, &[N + 2]), [None, None, None]);
+}
+
+#[test]
+fn pages_before_a_tail_are_stored_with_it() {
+    let (mut run, rules) = (Run::default(), with_tails(Tails::InSteps));
+    run.want_tails([2 * N + 1]);
+    let mut engine = prompt(3 * N);
+    let plans = steps(&mut run, &rules, &mut engine, &[N, 2 * N + 1]);
+    let reach: Vec<_> = plans.iter().flatten().map(|plan| plan.reach).collect();
+    assert_eq!((&plans[0], &reach[..]), (&None, &[2][..]));
+}
+
+#[test]
+fn a_request_that_ends_where_its_step_left_a_tail_offers_it_once() {
+    let rules = with_tails(Tails::InSteps);
+    for more in [0, 1] {
+        let mut run = Run::default();
+        run.want_tails([N + 3]);
+        let plan = ended(&mut run, &rules, N + 3 + more, N + 4).expect("its pages");
+        let expected = if more == 0 { None } else { tail(N + 4) };
+        assert_eq!(plan.tail, expected);
+    }
+}
+
+#[test]
+fn what_was_preempted_or_taken_back_leaves_no_tail() {
+    let rules = with_tails(Tails::AtEnd);
+    let (mut run, mut engine) = (Run::default(), prompt(N + 3));
+    steps(&mut run, &rules, &mut engine, &[N + 3]);
+    engine.computed = 0;
+    let Ok(plan) = run.finish(&rules, &engine);
+    assert_eq!(plan, None);
+    run.restart();
+    let Ok(plan) = run.finish(&rules, &engine);
+    assert_eq!(plan, None, "it has not begun again");
+}
+
+#[test]
+fn tails_that_are_wanted_outlive_a_preemption() {
+    let (mut run, rules) = (Run::default(), with_tails(Tails::InSteps));
+    run.want_tails([N + 1]);
+    let mut engine = prompt(3 * N);
+    steps(&mut run, &rules, &mut engine, &[N]);
+    run.restart();
+    engine.computed = 0;
+    let plans = steps(&mut run, &rules, &mut engine, &[N + 1]);
+    assert_eq!(
+        plans[0].as_ref().and_then(|plan| plan.tail.clone()),
+        tail(N + 1)
+    );
 }

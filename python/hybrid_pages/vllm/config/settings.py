@@ -78,9 +78,10 @@ class Settings:
     ``cache_salt`` are a tenant, those without a salt another. 1 for no limit."""
 
     checkpoint_mode: CheckpointMode = "adaptive"
-    """Where a prompt gets checkpoints. ``adaptive``: where the policy wants one, and where prompts
-    fork, for which the engine is asked to end a step. ``align``: where vLLM keeps a state itself.
-    ``all``: wherever a step ended on a boundary. ``none``: nowhere."""
+    """Where a request gets checkpoints. ``adaptive``: where the policy wants one, where prompts
+    fork, for which the engine is asked to end a step, and where the request ends. ``align``: where
+    vLLM keeps a state itself. ``all``: wherever a step ended on a boundary, and where the request
+    ends. ``none``: nowhere."""
 
     checkpoint_interval: int = 0
     """The most tokens between checkpoints, rounded up to whole blocks; 0 for no limit. The engine
@@ -167,6 +168,11 @@ class Settings:
             self.remote_deadline_ms,
             self.remote_admit,
         )
+
+    def stores_in_steps(self, *, pinned: bool) -> bool:
+        """Whether each step waits for its stores. On a GPU that waits for the forward pass, too,
+        and is not the default. pinned: whether the caches lie on a GPU."""
+        return self.store_mode == "step" or (self.store_mode == "auto" and not pinned)
 
     @property
     def has_checksums(self) -> bool:

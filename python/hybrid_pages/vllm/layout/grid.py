@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hybrid_pages import Geometry
 from hybrid_pages._core import RunRules, TableColumns
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 Tables = Sequence[Sequence["int | KVCacheBlock"]]
 """The blocks of a request, or their ids, by vLLM's group."""
+
+
+TAIL_MODES: tuple[CheckpointMode, ...] = ("adaptive", "all")
+"""The checkpoint modes in which states inside blocks are stored: vLLM itself keeps none there."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,18 @@ class BlockGrid:
     it does not. See :class:`~hybrid_pages.vllm.scheduler.engine_steps.Steps`."""
     drafter_tokens: int | None = None
     """The most tokens that a request may have after a step with draft layers; None for no limit."""
+    compressed: bool = False
+    """Whether some page has fewer states than tokens, or vLLM resumes at whole blocks only."""
+
+    @property
+    def no_tails(self) -> str | None:
+        """Why no state inside a block is stored, as the metric ``skipped_tails`` says it; None if
+        they can be."""
+        if self.drafts:
+            return "drafts"
+        if any(each.is_narrow for each in self.groups):
+            return "narrow_window"
+        return "layout" if self.compressed else None
 
     @property
     def hash_tokens(self) -> int:
@@ -95,6 +111,8 @@ class BlockGrid:
         geometry: Geometry,
         mode: CheckpointMode,
         known: "Callable[[Request], int] | None",
+        *,
+        stores_in_steps: bool = False,
     ) -> RunRules:
         """The rules of an engine's steps, for the core.
 
@@ -102,6 +120,7 @@ class BlockGrid:
             geometry: the layout of the entries.
             mode: which checkpoints are wanted.
             known: tells how many keys a request has; None if that is the number of its hashes.
+            stores_in_steps: whether the stores of a step end before the next step begins.
         """
         recurrent = [item for item in geometry.classes if item.kind == "recurrent"]
         places = [self.groups[group] for item in recurrent for group in item.groups]
@@ -119,7 +138,15 @@ class BlockGrid:
             drops_last_block=self.drops_last_block,
             drafts=self.drafts > 0,
             narrow=any(each.is_narrow for each in self.groups),
+            tails=self._tails(mode, stores_in_steps) if places else "never",
         )
+
+    def _tails(
+        self, mode: CheckpointMode, stores_in_steps: bool
+    ) -> Literal["never", "at_end", "in_steps"]:
+        if self.no_tails is not None or mode not in TAIL_MODES:
+            return "never"
+        return "in_steps" if stores_in_steps else "at_end"
 
 
 def block_grid(config: "KVCacheConfig", hash_block_size: int | None = None) -> BlockGrid:
@@ -163,6 +190,7 @@ def block_grid(config: "KVCacheConfig", hash_block_size: int | None = None) -> B
         exports_states=bool(recurrent) and all(map(versions.exports_states, recurrent)),
         cuts_elsewhere=n != min(sizes),
         overwritten=min(sizes) if any(map(versions.exports_states, recurrent)) else 0,
+        compressed=any(map(versions.is_compressed, all_specs(config))),
     )
 
 

@@ -33,6 +33,12 @@ class Agreement:
         """Whether the reports make it certain that there is no other connector."""
         return all(report.alone for report in self.reports.values())
 
+    @property
+    def whole_only(self) -> str | None:
+        """A layer whose pages some rank can only store whole; None if there is none."""
+        layers = (report.whole_only for report in self.reports.values())
+        return next((layer for layer in layers if layer is not None), None)
+
     def take(self, reports: Iterable[Report]) -> bool:
         """Takes reports, and the plan from the first one if the scheduler has none.
 

@@ -3,7 +3,8 @@
 A state exists where a step ended, and at the last boundary of a prompt if the kernels export it
 from inside a step. Otherwise vLLM ends a step at that boundary. It also ends one at one fork (see
 :func:`hybrid_pages.vllm.versions.end_step_at`). Moving that fork from stop to stop ends a step at
-every boundary that needs one.
+every boundary that needs one. Where a step's stores end before the next step begins, a step may
+also end inside a block.
 """
 
 from hybrid_pages import Cache, Geometry
@@ -12,10 +13,14 @@ from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.config.settings import Settings
 from hybrid_pages.vllm.metrics import Figures
 from hybrid_pages.vllm.scheduler.answers import Answers
+from hybrid_pages.vllm.scheduler.forks import NOWHERE, Forks
 from hybrid_pages.vllm.scheduler.requests.hints import read_hints
 from hybrid_pages.vllm.scheduler.requests.keys import Keys
 from hybrid_pages.vllm.scheduler.requests.tracked import Tracked
 from hybrid_pages.vllm.versions import logger
+
+_LEAST_GAIN = 16
+"""The fewest tokens that a state inside a block has to save, for a step to be ended there."""
 
 
 class Checkpoints:
@@ -34,8 +39,12 @@ class Checkpoints:
         self.mode = settings.checkpoint_mode
         self.interval = -(-settings.checkpoint_interval // self.grid.block_tokens)
         self.answers = Answers()
+        self.forks = Forks(self.grid.block_tokens)
         self._hints_ignored = False
         self.recurrent = any(item.kind == "recurrent" for item in geometry.classes)
+        self.inside = False
+        """Whether a step may end inside a block, so that its state is stored before the next step
+        begins."""
 
     # ---- a request
 
@@ -63,6 +72,22 @@ class Checkpoints:
                 stops.add(admission.fork)
             tracked.run.want([*admission.boundaries, last])
         tracked.steer(stops - {0})
+        if self.inside:
+            self._stop_inside(tracked)
+
+    def _stop_inside(self, tracked: Tracked) -> None:
+        """Chooses where a new request gets a state inside a block: at the end of its prompt, or
+        where the next one will leave it; where it leaves an earlier one; where a hint says so."""
+        request, n = tracked.request, self.grid.block_tokens
+        fork, end = NOWHERE
+        if self.mode == "adaptive":
+            fork, end = self.forks.arrived(request, tracked.run.namespace, self.keys.of(tracked))
+        tracked.fork = fork
+        tracked.run.want_tails([end or request.num_prompt_tokens])
+        stops = {end, *tracked.hints.checkpoint_at} - {request.num_prompt_tokens}
+        tracked.steer_inside({tokens for tokens in stops if tokens % n})
+        if end and not end % n:
+            tracked.steer({end // n})
 
     def _read_hints(self, tracked: Tracked) -> None:
         request = tracked.request
@@ -102,12 +127,14 @@ class Checkpoints:
         elif tracked.stops:
             forks = (fork,)
         tracked.steer({tokens // n for tokens in forks if tokens > resumed and tokens % n == 0})
+        if tracked.fork % n and tracked.fork >= resumed + _LEAST_GAIN:
+            tracked.steer_inside({tracked.fork})
         self._steer(tracked, resumed)
 
     def stepped(self, tracked: Tracked, end: int) -> None:
         """Sets the next stop of a request, after a step to ``end`` tokens was planned."""
         block, rest = divmod(end, self.grid.block_tokens)
-        if not rest and block in tracked.stops:
+        if end in tracked.ends or (not rest and block in tracked.stops):
             self.figures.count("steered_steps")
         self._steer(tracked, end)
 
@@ -115,10 +142,17 @@ class Checkpoints:
         if done >= tracked.request.num_tokens:
             return  # decoding: every stop has passed
         n = self.grid.block_tokens
-        stops = (tracked.engine_fork, *(stop * n for stop in tracked.stops))
-        ahead = [tokens for tokens in stops if tokens > done]
+        ours = {*(stop * n for stop in tracked.stops), *tracked.ends}
+        ahead = [tokens for tokens in (tracked.engine_fork, *ours) if tokens > done]
         if ahead:
-            versions.end_step_at(tracked.request, min(ahead))
+            stop = min(ahead)
+            inside = stop in ours and not self.grid.drafts
+            versions.end_step_at(tracked.request, stop, inside=inside)
+
+    def forget(self) -> None:
+        """Forgets earlier requests, since everything computed so far is outdated."""
+        self.answers.forget()
+        self.forks.forget()
 
     def finished(self, tracked: Tracked) -> None:
         """Announces the end of a stored request to the policy."""

@@ -60,6 +60,8 @@ class EngineFacts:
     """Names entries that outlive the engine; needed with ``disk_path`` and ``remote_url``."""
     ahead: int = 1
     """Steps that the engine plans before it waits for the first of them."""
+    stores_in_steps: bool = False
+    """Whether the stores of a step end before the next step begins."""
 
 
 class Connection:
@@ -101,6 +103,7 @@ class Connection:
         if settings.remote_url and settings.remote_admit == "auto":
             self.pace = Pace(engine.ahead, engine.grid.block_tokens)
         self.may_store, self.may_load = engine.stores, engine.loads
+        self.stores_in_steps = engine.stores_in_steps
         self.figures, self.keys = Figures(engine.grid.block_tokens), Keys(engine.grid)
         self.events: Events | None = None
         self.stored: Callable[[Tracked], None] | None = None
@@ -149,6 +152,7 @@ class Connection:
             settings.checkpoint_mode,
             self.figures,
             writes=self.may_store,
+            in_steps=self.stores_in_steps,
         )
         self.loads = Loads(
             plan,
@@ -211,7 +215,23 @@ class Connection:
                 self.geometry.fingerprint.hex()[:12],
             )
             self._connect_tiers(self.arena)
+            self._allow_tails()
         self.got_ready({report.rank: report.ready for report in reports})
+
+    def _allow_tails(self) -> None:
+        """Called when all ranks have reported: allows states inside blocks, if every rank knows
+        where a token lies in its pages."""
+        layer, stores = self.agreement.whole_only, self.stores
+        stores.no_tails = self.grid.no_tails or ("" if layer is None else "layout")
+        if layer is not None and stores.has_tails:
+            logger.info(
+                "hybrid-pages: requests resume at multiples of %d tokens only, since it is not "
+                "known where a token of layer %r lies in its pages",
+                self.grid.block_tokens,
+                layer,
+            )
+        stores_inside = self.may_store and stores.has_tails and not stores.no_tails
+        self.checkpoints.inside = self.stores_in_steps and stores_inside
 
     def _connect_tiers(self, arena: Arena) -> None:
         """Opens the tiers below, if any, with what engines of this identity have left there."""

@@ -463,7 +463,7 @@ class SchedulerHalf:
         self._outlook.forget()
         if self.connection.connected:
             self.connection.cache.clear()
-            self.connection.checkpoints.answers.forget()
+            self.connection.checkpoints.forget()
 
     def _engine_was_reset(self) -> None:
         """Forgets as the engine has, if the settings say so."""

@@ -13,10 +13,11 @@ from hybrid_pages._core import StoreEntries
 from hybrid_pages._core import Stores as Core
 from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.vllm.config.settings import CheckpointMode
-from hybrid_pages.vllm.layout.grid import Tables
+from hybrid_pages.vllm.layout.grid import TAIL_MODES, Tables
 from hybrid_pages.vllm.messages import Outcome
 from hybrid_pages.vllm.metrics import Figures
 from hybrid_pages.vllm.scheduler.requests.keys import Keys
+from hybrid_pages.vllm.scheduler.requests.tails import can_have_tails, tail_keys
 from hybrid_pages.vllm.scheduler.requests.tracked import Tracked
 from hybrid_pages.vllm.versions import logger
 
@@ -43,6 +44,7 @@ class StoreJobs:
         mode: which checkpoints are wanted.
         figures: counts what is not stored.
         writes: whether this engine stores at all.
+        in_steps: whether the stores of a step end before the next step begins.
     """
 
     def __init__(
@@ -54,9 +56,18 @@ class StoreJobs:
         figures: Figures,
         *,
         writes: bool = True,
+        in_steps: bool = False,
     ) -> None:
         self.cache, self.keys, self.grid, self.figures = cache, keys, keys.grid, figures
-        rules = self.grid.rules(geometry, mode, keys.known if keys.names_next else None)
+        known = keys.known if keys.names_next else None
+        rules = self.grid.rules(geometry, mode, known, stores_in_steps=in_steps)
+        self.has_tails = mode in TAIL_MODES and any(
+            item.kind == "recurrent" for item in geometry.classes
+        )
+        """Whether states inside blocks are of use, and wanted."""
+        self.no_tails = self.grid.no_tails or "unconfirmed"
+        """Why none is stored; empty if they are. Until all ranks have reported it is not known
+        where a token lies in their pages."""
         columns = self.grid.columns(geometry)
         self.core = Core(geometry, cache, columns, rules, writes=writes)
         """Plans a store of all that a step completes of each request: pages of filled blocks, and
@@ -91,10 +102,14 @@ class StoreJobs:
         return self._add(self.core.report(self, tracked))
 
     def finish(self, tracked: Tracked, tables: Tables) -> None:
-        """Plans a store of the last blocks of a request, whose keys are known only at its end.
+        """Plans a store of a request's end: the last blocks, whose keys are known only now, and the
+        running state, wherever it stands.
 
-        The job goes with the next step.
+        The job goes with the next step, behind the one in flight: that one still advances the
+        state, to the tokens that vLLM counts as computed.
         """
+        if self.has_tails and self.grid.no_tails and tracked.run.position is not None:
+            self.skipped_tail(self.grid.no_tails)
         if not self.keys.changed(tracked):
             self._add(self.core.finish(self, tracked, tables))
 
@@ -113,6 +128,21 @@ class StoreJobs:
     def skipped(self, reason: str, entries: int) -> None:
         """Called when entries are not stored, with the reason."""
         self.figures.count("skipped_entries", entries, reason)
+
+    def tail_key(self, tracked: Tracked, tokens: int) -> bytes | None:
+        """The key of the tail that ends after ``tokens``, behind the blocks whose keys were read;
+        None for a request that has no tails."""
+        request, (block, rest) = tracked.request, divmod(tokens, self.grid.block_tokens)
+        reason = self.no_tails or ("" if can_have_tails(request) else "embeddings")
+        if reason:
+            self.skipped_tail(reason)
+            return None
+        parent = tracked.keys[block - 1] if block else None
+        return tail_keys(request, parent, tokens - rest, [rest])[0]
+
+    def skipped_tail(self, reason: str) -> None:
+        """Called when a request's tail is not stored, with the reason."""
+        self.figures.count("skipped_tails", label=reason)
 
     def not_planned(self, tracked: Tracked, error: Exception) -> None:
         """Called when the store of what a step completes could not be planned."""

@@ -42,6 +42,7 @@ from hybrid_pages.vllm.versions.plan import (
     draft_slots,
     exports_states,
     hash_tokens,
+    is_compressed,
     is_latent,
     is_scratch,
     kernels_of,
@@ -63,10 +64,8 @@ from hybrid_pages.vllm.versions.requests import (
     aborted,
     compute_anew,
     drafter_tokens,
-    end_step_at,
     failed,
     fields,
-    fork_of,
     free_at_once,
     lora_layout,
     processed,
@@ -85,6 +84,10 @@ from hybrid_pages.vllm.versions.starting import (
     register_connector,
     restore_block_size,
     works_with_hybrid_manager,
+)
+from hybrid_pages.vllm.versions.stops import (
+    end_step_at,
+    fork_of,
 )
 from hybrid_pages.vllm.versions.supported import (
     DIFFERENCES,
@@ -133,6 +136,7 @@ __all__ = [
     "hash_seed",
     "hash_tokens",
     "installed",
+    "is_compressed",
     "is_latent",
     "is_outermost",
     "is_scratch",

@@ -83,6 +83,14 @@ def page_format_of(cache_dtype: str) -> str:
     return str(get_kv_quant_mode(cache_dtype).name)
 
 
+def is_compressed(spec: "KVCacheSpec") -> bool:
+    """Whether a layer's block has no state for each of its tokens, or vLLM cuts a hit of it to
+    whole blocks, since it computes the last tokens of the hit again."""
+    if kind_of(spec) == "recurrent":
+        return False
+    return bool(spec.prefix_replay_tokens) or spec.tokens_per_state != 1
+
+
 def window_tokens(spec: "KVCacheSpec") -> int:
     """How far back a sliding window's pages are kept."""
     return int(spec.sliding_window + spec.extra_retained_tokens)

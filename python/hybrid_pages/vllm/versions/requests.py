@@ -49,21 +49,6 @@ def fields(config: object) -> dict[str, Any]:
     return vars(config)
 
 
-def fork_of(request: "Request") -> int:
-    """The end of a shared prefix, in tokens, where vLLM itself ends a step of a prompt; 0 if there
-    is none."""
-    return int(request.shared_prefix_boundary)
-
-
-def end_step_at(request: "Request", tokens: int) -> None:
-    """Asks the scheduler to end a step of a prompt after ``tokens``.
-
-    ``Scheduler._mamba_block_aligned_split`` cuts at ``Request.shared_prefix_boundary`` if it lies
-    ahead of what is computed, and reads it anew for each step.
-    """
-    request.shared_prefix_boundary = tokens
-
-
 def failed(request: "Request") -> bool:
     """Whether an ended request ended in an error, such as a load of another connector."""
     from vllm.v1.request import RequestStatus

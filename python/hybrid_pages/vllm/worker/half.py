@@ -296,10 +296,8 @@ class WorkerHalf:
 
     @property
     def _stores_end_with_the_step(self) -> bool:
-        """Whether each step waits for its stores. On a GPU that waits for the forward pass, too,
-        and is not the default."""
-        mode = self.settings.store_mode
-        return mode == "step" or (mode == "auto" and self._device.type == "cpu")
+        """See :meth:`~hybrid_pages.vllm.config.settings.Settings.stores_in_steps`."""
+        return self.settings.stores_in_steps(pinned=self._device.type != "cpu")
 
     def collect(self, step: StepMetadata | None) -> set[str]:
         """The requests whose loads have ended since the last call, failed ones included."""

@@ -11,9 +11,10 @@ mod request;
 mod rules;
 mod run;
 mod states;
+mod tails;
 mod wanted;
 
 pub use request::RequestView;
-pub use rules::{CheckpointMode, RunRules, StateGroup};
+pub use rules::{CheckpointMode, RunRules, StateGroup, Tails};
 pub use run::{Run, StorePlan};
-pub use states::{HandOver, ProvenState, StateBlocks};
+pub use states::{HandOver, ProvenState, StateBlocks, Tail};

@@ -13,6 +13,17 @@ pub enum CheckpointMode {
     All,
 }
 
+/// Where the running state of a request is stored inside a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tails {
+    /// Nowhere.
+    Never,
+    /// Where the request ends.
+    AtEnd,
+    /// Where the request ends, and after each step for which a tail is wanted: stores end with their step.
+    InSteps,
+}
+
 /// How an engine cuts prompts into blocks and steps, and which states are wanted.
 #[derive(Debug, Clone)]
 pub struct RunRules {
@@ -30,6 +41,8 @@ pub struct RunRules {
     pub narrow: bool,
     /// Which checkpoints are wanted.
     pub mode: CheckpointMode,
+    /// Where tails are stored. With drafts, or a window that is narrower than a block, nowhere.
+    pub tails: Tails,
 }
 
 /// A recurrent group. Its states are in the last of the columns that a block takes in the group's table.

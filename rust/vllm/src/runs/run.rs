@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::request::RequestView;
 use super::rules::RunRules;
-use super::states::{FoundState, HandOver, LateState, ProvenState};
+use super::states::{FoundState, HandOver, LateState, ProvenState, Tail};
 
 /// The pages and states of a request that are to be stored.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -13,6 +13,8 @@ pub struct StorePlan {
     pub reach: usize,
     /// States that are wanted.
     pub states: Vec<ProvenState>,
+    /// The state behind the last block, if one is wanted there.
+    pub tail: Option<Tail>,
 }
 
 /// The run of one request: the tokens that its steps compute, behind those that come from caches. It lasts from when
@@ -33,6 +35,10 @@ pub struct Run {
     /// Boundaries, in blocks, at which a step ended, ascending.
     pub(super) ends: Vec<usize>,
     pub(super) late: Option<LateState>,
+    /// Tokens of the request after which a step leaves a tail.
+    pub(super) tails: BTreeSet<usize>,
+    /// Tokens of the request before the end of the last tail that was offered to the cache.
+    pub(super) tail_offered: Option<usize>,
     /// With drafts: tokens after the last step that computed several known tokens.
     pub prefilled: usize,
     /// With drafts: the last boundary, in blocks, whose state was looked for.
@@ -46,9 +52,11 @@ impl Run {
     pub fn restart(&mut self) {
         let wanted = std::mem::take(&mut self.wanted);
         let passed_over = std::mem::take(&mut self.passed_over);
+        let tails = std::mem::take(&mut self.tails);
         *self = Self {
             wanted,
             passed_over,
+            tails,
             ..Self::default()
         };
     }
@@ -101,7 +109,11 @@ impl Run {
         offers: &[HandOver],
         request: &R,
     ) -> Result<Option<StorePlan>, R::Error> {
-        let plan = self.completed(rules, (start, end), offers, request)?;
+        let mut plan = self.completed(rules, (start, end), offers, request)?;
+        if let Some(tail) = self.tail_of_step(rules, end, request)? {
+            let before = plan.take().unwrap_or_default();
+            plan = Some(Self::with_tail(rules, end, before, tail, request)?);
+        }
         if plan.is_none() {
             self.quiet_until = self.next_due(rules, end, request)?;
         }
@@ -128,7 +140,7 @@ impl Run {
         if !due {
             return Ok(Some(StorePlan {
                 reach,
-                states: Vec::new(),
+                ..StorePlan::default()
             }));
         }
         let states = self.find(rules, (start, end), offers, request)?;
@@ -195,7 +207,40 @@ impl Run {
             return Ok(None);
         };
         let late = self.find_late(rules, request)?;
-        self.planned(rules, end, late.into_iter().collect(), request)
+        let last = self.state_at_end(rules, end, request)?;
+        // It may be the late one.
+        let last = last.filter(|last| {
+            late.as_ref()
+                .is_none_or(|late| late.state.boundary != last.state.boundary)
+        });
+        let states = late.into_iter().chain(last).collect();
+        let plan = self.planned(rules, end, states, request)?;
+        match self.tail_at_end(rules, end, request)? {
+            None => Ok(plan),
+            Some(tail) => {
+                let plan = plan.unwrap_or_default();
+                Self::with_tail(rules, end, plan, tail, request).map(Some)
+            }
+        }
+    }
+
+    /// A plan with a tail behind `end` tokens, and with the pages before it.
+    fn with_tail<R: RequestView>(
+        rules: &RunRules,
+        end: usize,
+        plan: StorePlan,
+        tail: Tail,
+        request: &R,
+    ) -> Result<StorePlan, R::Error> {
+        let reach = match tail {
+            Tail::State { .. } => request.keys()?.min(end / rules.block_tokens),
+            Tail::Skipped(_) => 0,
+        };
+        Ok(StorePlan {
+            reach: plan.reach.max(reach),
+            tail: Some(tail),
+            ..plan
+        })
     }
 
     pub(super) fn planned<R: RequestView>(
@@ -214,6 +259,7 @@ impl Run {
         Ok(Some(StorePlan {
             reach: self.reach(rules, filled, request)?,
             states: wanted,
+            tail: None,
         }))
     }
 
@@ -252,6 +298,7 @@ impl Run {
         self.reports_from = 0;
         self.quiet_until = 0;
         self.offered = self.offered.min(first);
+        self.tail_offered = None;
         self.passed_over.retain(|&boundary| boundary <= first);
     }
 

@@ -28,6 +28,20 @@ pub struct ProvenState {
     pub blocks: StateBlocks,
 }
 
+/// What a plan stores behind the last whole block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Tail {
+    /// The running state, which stands after exactly so many tokens of the request.
+    State {
+        /// Tokens of the request.
+        tokens: usize,
+        /// The engine blocks that hold the state, one of each recurrent group.
+        blocks: StateBlocks,
+    },
+    /// Nothing, and why.
+    Skipped(&'static str),
+}
+
 /// A state whose boundary a step has reached before the boundary's key was known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LateState {

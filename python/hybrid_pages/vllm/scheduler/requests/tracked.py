@@ -61,6 +61,8 @@ class Tracked:
     """Whether a lookup of the request was counted. A preempted request is looked up again."""
     stops: set[int] = field(default_factory=set)
     """Boundaries, in blocks, at which the engine is asked to end a step."""
+    ends: set[int] = field(default_factory=set)
+    """Tokens of the request, inside blocks, after which the engine is asked to end a step."""
     hints: RequestHints = NOTHING
     arrival: float = 0.0
     """When the request arrived, on the monotonic clock, if requests are recorded."""
@@ -106,6 +108,8 @@ class Tracked:
     reload: Reload | None = None
     engine_fork: int = 0
     """The fork that vLLM itself found, in tokens; it may lie inside a block."""
+    fork: int = 0
+    """Where the prompt leaves an earlier one inside a block, in tokens; 0 if it is not known."""
 
     @classmethod
     def of(cls, request: "Request", namespace: int, keys: PrefixKeys) -> "Tracked":
@@ -125,6 +129,13 @@ class Tracked:
         if stops:
             self.stops |= stops
             self.run.want(stops)
+            self.run.steered = True
+
+    def steer_inside(self, ends: set[int]) -> None:
+        """Adds numbers of tokens, inside blocks, that end a step of the engine and get a state."""
+        if ends:
+            self.ends |= ends
+            self.run.want_tails(ends)
             self.run.steered = True
 
     def restart(self) -> None:

@@ -1,0 +1,493 @@
+"""States inside blocks: where requests leave them, and that they hold what their tokens say."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from vllm.lora.request import LoRARequest
+from vllm.v1.kv_cache_interface import MambaSpec
+
+from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.scheduler.requests.tails import tail_keys
+from simulation.audit import Audit, WrongEntry
+from simulation.copies import Script
+from simulation.engine import Engine, Result, StartEngine
+from simulation.function import Bytes, Image, Prefix
+from simulation.memory import LayerMemory
+from simulation.shapes import BLOCK_TOKENS as N
+from simulation.shapes import SHAPES
+from simulation.speculation import Speculation
+from test_boundaries import tokens
+from test_checkpoints import LARGE, counters
+from test_disk import model  # noqa: F401 (a fixture)
+
+BACKGROUND = LARGE | {"store_mode": "background"}
+"""As on a GPU: states are stored where requests end, and nowhere else inside a block."""
+STATES = [
+    name
+    for name, shape in SHAPES.items()
+    if any(isinstance(make(), MambaSpec) for make in shape.layers)
+]
+
+
+def key_after(engine: Engine, result: Result, end: int) -> tuple[Any, bytes, int]:
+    """The keys of the whole blocks before `end` tokens, and that of the tail up to there."""
+    keys, n = engine.keys_of(result.request), engine.half.connection.grid.block_tokens
+    blocks = end // n
+    parent = keys[blocks - 1] if blocks else None
+    return keys, tail_keys(result.request, parent, blocks * n, [end % n])[0], blocks
+
+
+def tails(engine: Engine, result: Result) -> list[int]:
+    """After how many tokens of a request a tail in the host ends, from which it can resume."""
+    n = engine.half.connection.grid.block_tokens
+    namespace = engine.cache.namespace(engine.half.epochs.identity(result.request))
+    found = []
+    for end in range(1, result.request.num_tokens + 1):
+        if end % n:
+            keys, tail, blocks = key_after(engine, result, end)
+            hit = engine.cache.lookup(namespace, keys, limit=blocks, tail=tail)
+            if hit.host == blocks + 1:
+                found.append(end)
+    engine.cache.release_namespace(namespace)
+    return found
+
+
+class TailAudit(Audit):
+    """Compares the entries of tails with the function: zeros behind their tokens."""
+
+    end = 0
+
+    def tails(self, *results: Result) -> int:
+        """Checks every tail of these requests; returns how many there are."""
+        count = 0
+        for result in results:
+            prefix = Prefix(self.engine.origin(result.request), result.request.all_token_ids)
+            namespace = self.cache.namespace(self.engine.half.epochs.identity(result.request))
+            for end in tails(self.engine, result):
+                self.end = end
+                keys, tail, blocks = key_after(self.engine, result, self.end)
+                lease = self.cache.acquire(namespace, keys, limit=blocks, tail=tail)
+                assert lease is not None and lease.blocks == blocks + 1
+                with lease:
+                    last = [each for each in lease.entries if each.block_index == blocks]
+                    assert {self.geometry.classes[each.class_index].kind for each in last} == {
+                        item.kind for item in self.geometry.classes
+                    }
+                    for entry in last:
+                        self._check(entry, prefix, result.request.request_id)
+                count += 1
+            self.cache.release_namespace(namespace)
+        return count
+
+    def _expected(self, entry: Any, prefix: Prefix) -> tuple[Bytes, Bytes]:
+        kind = self.geometry.classes[entry.class_index].kind
+        whole = np.concatenate(
+            [
+                self._part(layer, prefix, entry.block_index, kind, group, back)
+                for runner in self.engine.runners
+                for planned in (
+                    self.geometry.groups[each]
+                    for each in self.geometry.classes[entry.class_index].groups
+                )
+                for group in [runner.memory.group_of(planned.layers[0].name)]
+                for back in range(planned.blocks_per_entry, 0, -1)
+                for layer in runner.memory.groups[group]
+            ]
+        )
+        return whole, np.ones(whole.size, dtype=bool)
+
+    def _part(
+        self, layer: LayerMemory, prefix: Prefix, block: int, kind: str, group: int, back: int
+    ) -> Bytes:
+        from simulation.audit import payload_order
+        from simulation.function import expand
+
+        if kind == "recurrent":
+            content = expand([prefix.after(self.end)], layer.key, layer.token_bytes)
+        else:
+            n = self.engine.runners[0].memory.block_tokens[group]
+            first = (block + 1) * self.block_tokens - back * n
+            content = np.zeros((n, layer.token_bytes), np.uint8)
+            real = prefix.of_tokens(first, max(first, min(first + n, self.end)))
+            content[: len(real)] = expand(real, layer.key, layer.token_bytes)
+        return content.reshape(-1)[payload_order(layer)]
+
+
+@pytest.fixture
+def ready(start: StartEngine) -> StartEngine:
+    """Starts engines whose ranks have reported: then the first request may have tails, too."""
+
+    def ready(*given: Any, **options: Any) -> Engine:
+        engine = start(*given, **options)
+        engine.generate(tokens(2, 999), max_tokens=1, hints={"store": False})
+        return engine
+
+    return ready
+
+
+def check(engine: Engine, *results: Result) -> list[list[int]]:
+    """The tails of these requests, after all that must hold when nothing runs was checked."""
+    engine.check_idle()
+    TailAudit(engine).tails(*results)
+    return [tails(engine, result) for result in results]
+
+
+# ---- the end of an answer
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("name", STATES)
+def test_the_end_of_an_answer_is_a_place_to_resume_from(
+    name: str, asynchronous: bool, start: StartEngine
+) -> None:
+    engine = start(SHAPES[name], async_scheduling=asynchronous, extra=BACKGROUND)
+    n = engine.half.connection.grid.block_tokens
+    reason = engine.half.connection.stores.no_tails
+    results = []
+    for seed, (prompt, answer) in enumerate(
+        [(3, 2), (n - 1, 1), (n - 1, 2), (2 * n + 3, n), (n + 1, n - 1), (2 * n, 3)]
+    ):
+        results.append(engine.generate(tokens(prompt, seed), max_tokens=answer))
+    found = check(engine, *results)
+    if reason:
+        assert found == [[]] * len(results)
+        assert counters(engine)[f"skipped_tails:{reason}"] >= len(results) - 1
+        return
+    for result, ends in zip(results, found, strict=True):
+        last = result.request.num_tokens - 1
+        if last % n:
+            assert ends == [last]
+        else:
+            assert ends == []
+            assert engine.depths(result.request.all_token_ids)[-1] == last // n
+    assert not [key for key in counters(engine) if key.startswith("skipped_tails")]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_wherever_a_request_is_aborted_its_state_is_one_that_is_known(
+    asynchronous: bool, start: StartEngine
+) -> None:
+    engine = start(async_scheduling=asynchronous, batched_tokens=12, extra=BACKGROUND)
+    results = []
+    for steps in range(1, 16):
+        result = engine.add(tokens(2 * N + 5, steps), max_tokens=30)
+        for _ in range(steps):
+            engine.step()
+        engine.abort(result)
+        engine.run()
+        results.append(result)
+    found = check(engine, *results)
+    assert sum(map(len, found)) > len(results) / 2
+
+
+def test_a_token_that_was_thrown_away_is_in_no_tail(start: StartEngine) -> None:
+    """Aborted between the plan of a step and the report of the one before."""
+    engine = start(async_scheduling=True, extra=BACKGROUND)
+    result = engine.add(tokens(N + 3), max_tokens=20)
+    for _ in range(4):
+        engine.step()
+    output = engine.scheduler.schedule()
+    engine._queue.append((output, engine._execute(output)))
+    assert result.request.num_computed_tokens > result.request.num_tokens
+    engine.abort(result)
+    engine.run()
+    assert check(engine, result) == [[]]
+    assert counters(engine)["skipped_tails:unknown_token"] == 1
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_stop_token_ends_in_the_state_that_has_consumed_what_is_known(
+    asynchronous: bool, start: StartEngine
+) -> None:
+    engine = start(async_scheduling=asynchronous, extra=BACKGROUND)
+    prompt = tokens(N + 3)
+    told = engine.generate(prompt, max_tokens=6).tokens
+    engine.half.reset()
+    assert engine.reset_prefix_cache()
+    request = engine._request(prompt, 20)
+    request.sampling_params.stop_token_ids = [told[3]]
+    request.sampling_params._all_stop_token_ids = {told[3]}
+    result = Result(request, engine.results["r0"].origin)
+    engine.results[request.request_id] = result
+    engine._origins[request.request_id] = result.origin
+    engine._submit(request)
+    engine.run()
+    stopped = told.index(told[3]) + 1
+    assert result.tokens == told[:stopped]
+    del engine.results[request.request_id]
+    engine.check_idle()
+    # The step in flight had consumed the stop token, too.
+    assert tails(engine, result) == [N + 3 + stopped - (not asynchronous)]
+    assert TailAudit(engine).tails(result) == 1
+
+
+def test_preempted_requests_leave_the_tail_of_their_end_alone(start: StartEngine) -> None:
+    engine = start(async_scheduling=False, batched_tokens=N, extra=BACKGROUND)
+    result = engine.add(tokens(3 * N + 1), max_tokens=2 * N + 3)
+    for _ in range(7):
+        engine.step()
+    assert engine.reset_prefix_cache(reset_running_requests=True)
+    engine.run()
+    assert check(engine, result) == [[result.request.num_tokens - 1]]
+    waits = engine.add(tokens(3 * N + 1, 1), max_tokens=4)
+    for _ in range(4):
+        engine.step()
+    assert engine.reset_prefix_cache(reset_running_requests=True)
+    engine.abort(waits)
+    engine.run()
+    assert check(engine, waits) == [[]]
+
+
+def test_answers_to_one_prompt_leave_a_tail_each(start: StartEngine) -> None:
+    engine = start(extra=BACKGROUND)
+    prompt = tokens(N + 2)
+    results = [engine.add(prompt, max_tokens=count) for count in (2, 5, 9)]
+    engine.run()
+    found = check(engine, *results)
+    assert found[-1] == [N + 2 + count - 1 for count in (2, 5, 9)]
+
+
+def test_another_request_s_bytes_never_leave_the_engine(
+    start: StartEngine,
+    tmp_path: Path,
+    model: Path,  # noqa: F811
+) -> None:
+    """A tail's block may hold what another request had there before: it is not on the disk."""
+    disk = tmp_path / "disk"
+    extra = BACKGROUND | {"disk_path": str(disk), "disk_gb": 0.05}
+    engine = start(blocks=40, extra=extra, model=model)
+    secret = tokens(8 * N + 1, 99)
+    hidden = engine.generate(secret, max_tokens=2, hints={"store": False})
+    assert engine.reset_prefix_cache()
+    results = [engine.generate(tokens(3 + seed, seed), max_tokens=2) for seed in range(12)]
+    engine.check_idle()
+    found = check(engine, *results)
+    assert all(found)
+    prefix = Prefix(engine.origin(hidden.request), hidden.request.all_token_ids)
+    written = b"".join(path.read_bytes() for path in disk.rglob("*") if path.is_file())
+    assert len(written) > 1000
+    patterns = list(_patterns(engine, prefix, range(8 * N)))
+    assert not [each for each in patterns if each in written]
+    memory = engine.runners[0].memory.tensors
+    left = b"".join(each.view(torch.uint8).numpy().tobytes() for each in memory.values())
+    assert any(each in left for each in patterns), "the engine still has some of them"
+
+
+def _patterns(engine: Engine, prefix: Prefix, of: range) -> Iterator[bytes]:
+    """The bytes of single tokens of a request in the pages of each layer."""
+    from simulation.function import expand
+
+    memory = engine.runners[0].memory
+    for group, layers in enumerate(memory.groups):
+        for layer in () if memory.recurrent[group] else layers:
+            rows = expand(prefix.of_tokens(of.start, of.stop), layer.key, layer.token_bytes)
+            yield from (row.tobytes()[:16] for row in rows)
+
+
+# ---- in steps: a CPU, or `store_mode` "step"
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("name", STATES)
+def test_the_end_of_a_prompt_is_a_place_to_resume_from(
+    name: str, asynchronous: bool, ready: StartEngine
+) -> None:
+    engine = ready(SHAPES[name], async_scheduling=asynchronous, extra=LARGE)
+    n = engine.half.connection.grid.block_tokens
+    if engine.half.connection.stores.no_tails:
+        pytest.skip("it has no tails")
+    result = engine.generate(tokens(2 * n + 3), max_tokens=5)
+    assert check(engine, result) == [[2 * n + 3, 2 * n + 7]]
+    result = engine.generate(tokens(n - 2, 1), max_tokens=1)
+    assert check(engine, result) == [[n - 2]]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("name", ["gdn", "mamba2", "gdn-window", "two-recurrent-kinds"])
+def test_the_second_prompt_leaves_a_tail_where_it_leaves_the_first(
+    name: str, asynchronous: bool, ready: StartEngine
+) -> None:
+    engine = ready(SHAPES[name], async_scheduling=asynchronous, batched_tokens=400, extra=LARGE)
+    for shared in (N + 3, 2 * N + 5, 19):
+        first = tokens(shared, shared)
+        engine.generate(first + tokens(2 * N, 1), max_tokens=2)
+        second = engine.generate(first + tokens(2 * N, 2), max_tokens=2)
+        ends = check(engine, second)[0]
+        assert shared in ends or name == "mamba2"
+
+
+def test_a_hint_asks_for_a_tail(ready: StartEngine) -> None:
+    engine = ready(extra=LARGE)
+    hinted = engine.generate(tokens(3 * N), max_tokens=2, hints={"checkpoint_at": [N + 5]})
+    assert N + 5 in check(engine, hinted)[0]
+    engine = ready(extra=BACKGROUND)
+    hinted = engine.generate(tokens(3 * N), max_tokens=2, hints={"checkpoint_at": [N + 5]})
+    assert N + 5 not in check(engine, hinted)[0]
+
+
+def test_what_a_template_drops_is_left_out_on_the_first_visit(ready: StartEngine) -> None:
+    engine = ready(extra=LARGE)
+    think = [498, 499]
+    for chat in range(3):
+        text, ends = tokens(N, chat), []
+        for turn in range(3):
+            text = text + tokens(9, 100 * chat + turn)
+            result = engine.generate(text + think, max_tokens=3)
+            ends.append((len(text), check(engine, result)[0]))
+            text = text + tokens(7, 500 + 100 * chat + turn)
+        if chat:
+            assert all(end in found for end, found in ends), (chat, ends)
+            assert all(end + len(think) not in found for end, found in ends), (chat, ends)
+
+
+@pytest.mark.parametrize("end", range(1, 3 * N))
+def test_a_step_can_end_at_any_token(end: int, ready: StartEngine) -> None:
+    engine = ready(async_scheduling=False, batched_tokens=400, extra=LARGE)
+    result = engine.add(tokens(3 * N + 1), max_tokens=2, hints={"checkpoint_at": [end]})
+    visited = []
+    while not result.done:
+        engine.step()
+        visited.append(result.request.num_computed_tokens)
+    assert end in visited
+    found = check(engine, result)[0]
+    assert end in found or not end % N
+
+
+# ---- what has none
+
+
+@pytest.mark.parametrize("mode", ["none", "align"])
+def test_modes_without_tails(mode: str, start: StartEngine) -> None:
+    engine = start(extra=LARGE | {"checkpoint_mode": mode})
+    result = engine.generate(tokens(2 * N + 3), max_tokens=5)
+    assert check(engine, result) == [[]]
+    assert not [key for key in counters(engine) if key.startswith("skipped_tails")]
+
+
+def test_engines_that_speculate_count_why_they_have_none(start: StartEngine) -> None:
+    engine = start(speculation=Speculation("ngram", 2), extra=LARGE)
+    for seed in range(3):
+        engine.generate(tokens(2 * N + 3, seed), max_tokens=5)
+    engine.check_idle()
+    assert counters(engine)["skipped_tails:drafts"] == 3
+
+
+def test_a_request_that_is_not_stored_leaves_none(start: StartEngine) -> None:
+    engine = start(extra=BACKGROUND)
+    result = engine.generate(tokens(N + 3), max_tokens=5, hints={"store": False})
+    assert check(engine, result) == [[]]
+    assert counters(engine)["skipped_tails:hint"] == 1
+
+
+def test_a_request_that_ran_through_a_reset_leaves_none(start: StartEngine) -> None:
+    engine = start(extra=BACKGROUND)
+    result = engine.add(tokens(N + 3), max_tokens=12)
+    for _ in range(4):
+        engine.step()
+    engine.half.reset()
+    engine.run()
+    assert check(engine, result) == [[]]
+    assert counters(engine)["skipped_tails:stale"] == 1
+
+
+def test_models_of_attention_alone_need_none(start: StartEngine) -> None:
+    engine = start(SHAPES["attention-only"], extra=LARGE)
+    result = engine.generate(tokens(N + 3), max_tokens=5)
+    assert check(engine, result) == [[]]
+    assert not [key for key in counters(engine) if key.startswith("skipped_tails")]
+
+
+# ---- whose tails they are
+
+
+def test_salts_adapters_and_images_have_tails_of_their_own(start: StartEngine) -> None:
+    engine = start(extra=BACKGROUND)
+    prompt = tokens(N + 7)
+    identities: list[dict[str, Any]] = [
+        {},
+        {"salt": "a"},
+        {"salt": "b"},
+        {"lora": LoRARequest("a", 1, "/a")},
+        {"images": [Image("one", N + 2, 4)]},
+        {"images": [Image("two", N + 2, 4)]},
+        {"images": [Image("three", N - 3, 6)]},
+    ]
+    short = [engine.generate(prompt[:9], 3, **each) for each in identities[:4]]
+    results = [engine.generate(prompt, 3, **each) for each in identities]
+    found = check(engine, *short, *results)
+    assert all(
+        ends == [result.request.num_tokens - 1]
+        for ends, result in zip(found, [*short, *results], strict=True)
+    )
+    keys = {key_after(engine, each, 11)[1] for each in short}
+    assert len(keys) == len(short)
+
+
+# ---- the audit can fail
+
+
+@pytest.mark.parametrize("fault", ["state", "page", "behind"])
+def test_the_audit_sees_a_wrong_byte(fault: str, start: StartEngine) -> None:
+    engine = start(extra=BACKGROUND)
+    result = engine.generate(tokens(N + 3), max_tokens=5)
+    end = check(engine, result)[0][0]
+    keys, tail, blocks = key_after(engine, result, end)
+    arena = engine.half.connection.arena
+    with engine.cache.acquire(0, keys, limit=blocks, tail=tail) as lease:
+        kind = "recurrent" if fault == "state" else "attention"
+        classes = engine.half.connection.geometry.classes
+        entry = next(
+            each
+            for each in lease.entries
+            if each.block_index == blocks and classes[each.class_index].kind == kind
+        )
+        size = classes[entry.class_index].rank_bytes
+        at = size - 1 if fault == "behind" else 0
+        slot = entry.slots[at // arena.slot_bytes]
+        held = bytearray(arena.read(slot))
+        held[at % arena.slot_bytes] ^= 1
+        arena.write(slot, bytes(held))
+    with pytest.raises(WrongEntry):
+        TailAudit(engine).tails(result)
+
+
+def test_random_requests_leave_tails_that_are_right(start: StartEngine, script: Script) -> None:
+    for seed in range(4):
+        rng = random.Random(seed)
+        engine = start(
+            SHAPES[rng.choice(["gdn", "gdn-window", "two-recurrent-kinds"])],
+            async_scheduling=rng.random() < 0.5,
+            batched_tokens=rng.choice((12, 40, 200)),
+            blocks=rng.choice((48, 96)),
+            extra=rng.choice((LARGE, BACKGROUND)),
+        )
+        script.delay = lambda wanted, rng=rng: rng.choice((0, 0, 3))
+        results = []
+        for _ in range(24):
+            results.append(engine.add(tokens(rng.randint(1, 4 * N), rng.randint(0, 5)), 9))
+            for _ in range(rng.randint(0, 6)):
+                engine.step()
+            if rng.random() < 0.2:
+                engine.abort(rng.choice(results))
+        engine.run()
+        assert sum(map(len, check(engine, *results)))
+
+
+def test_exact_stops_are_ordinary_numbers_to_everybody_else() -> None:
+    class Asked:
+        shared_prefix_boundary = 0
+
+    asked: Any = Asked()
+    versions.end_step_at(asked, 37, inside=True)
+    stop = asked.shared_prefix_boundary
+    assert (stop, versions.fork_of(asked), stop // 16, stop % 16, stop * 2) == (37, 37, 2, 5, 74)
+    assert 36 < stop < 38 and hash(stop) == hash(37) and stop + 1 == 38 and stop - 5 == 32
+    assert 5 + (stop - 5) // 16 * 16 == 37, "as the scheduler cuts"
+    assert type(5 + (stop - 5) // 16 * 16) is int
