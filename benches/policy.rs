@@ -107,7 +107,6 @@ impl Host {
             tenant: TenantId::NONE,
             unused: None,
             proven: false,
-            part: 1.0,
         };
         self.call(|policy| policy.enter(&entry));
         (entry.id, self.entries[id as usize].1)

@@ -112,7 +112,6 @@ impl<'a> CountedTier<'a> {
             tenant: TenantId::NONE,
             unused: None,
             proven: false,
-            part: 1.0,
         }
     }
 

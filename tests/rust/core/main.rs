@@ -22,6 +22,7 @@ mod plain_tier;
 mod policy_cache;
 mod restores;
 mod tails;
+mod tails_chats;
 mod tiers;
 mod tiers_model;
 mod tiers_shared;

@@ -304,25 +304,6 @@ fn a_superseded_end_that_is_used_again_is_like_the_others() {
     }
 }
 
-#[test]
-fn of_two_ends_that_cost_the_same_the_one_that_saves_less_goes_first() {
-    for (block_tokens, expected) in [(None, ["A", "x"]), (Some(26), ["Y", "x"])] {
-        let (cache, namespace) = tight("reuse", 4);
-        if let Some(tokens) = block_tokens {
-            cache.set_block_tokens(tokens).unwrap();
-        }
-        for prompt in ["Y", "A", "x"] {
-            let (keys, entries) = (keys(prompt), whole(prompt));
-            let mut lease = cache.reserve(namespace, &keys, &entries).unwrap();
-            assert_eq!(commit(&mut lease), 2);
-        }
-        let there = |prompt: &&str| cache.lookup(namespace, &keys(prompt)).unwrap().blocks == 1;
-        let left: Vec<&str> = ["A", "Y", "x"].into_iter().filter(there).collect();
-        assert_eq!(left, expected);
-        refused(cache.set_block_tokens(0), "at least 1");
-    }
-}
-
 // ---- tiers below
 
 #[test]

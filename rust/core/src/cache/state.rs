@@ -34,8 +34,6 @@ pub(super) struct CacheState {
     pub(super) visits: Visits,
     pub(super) tenants: Tenants,
     pub(super) prefix_pins: PrefixPins,
-    /// Tokens of a block, if they are known.
-    pub(super) block_tokens: Option<u32>,
 }
 
 impl CacheState {
@@ -57,7 +55,6 @@ impl CacheState {
             visits: Visits::new(config.slots, waiting),
             tenants: Tenants::new(config.share()),
             prefix_pins: PrefixPins::default(),
-            block_tokens: None,
         })
     }
 
@@ -156,16 +153,7 @@ impl CacheState {
             tenant: TenantId::NONE,
             unused: None,
             proven: self.visits.is_proven(at.1),
-            part: self.part_of_block(node),
         }
-    }
-
-    /// The part of its block that a boundary has.
-    fn part_of_block(&self, node: NodeId) -> f32 {
-        let tokens = self.index.tail_tokens(node).zip(self.block_tokens);
-        tokens.map_or(1.0, |(tokens, block)| {
-            (tokens as f32 / block as f32).min(1.0)
-        })
     }
 
     /// Makes an entry known that no tier has yet.

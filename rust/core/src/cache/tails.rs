@@ -17,20 +17,6 @@ pub struct TailLengths {
 }
 
 impl Cache {
-    /// Says how many tokens a block has, so that policies know what the tails are worth that are stored from now on. At
-    /// the beginning a tail counts as a block.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for no tokens.
-    pub fn set_block_tokens(&self, tokens: u32) -> Result<()> {
-        if tokens == 0 {
-            return Err(Error::InvalidArgument(
-                "block_tokens: expected at least 1, found 0".into(),
-            ));
-        }
-        self.locked.with(|state| state.block_tokens = Some(tokens))
-    }
-
     /// How many tokens the tails have, in any tier, that hang from the boundaries of a prefix: from boundary `first` on,
     /// as far as the pages of the prefix are known. Boundary 0 is the start of prompts. A [`lookup`](Self::lookup) makes
     /// known what tiers below have.

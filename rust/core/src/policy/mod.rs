@@ -96,9 +96,6 @@ pub struct NewEntry {
     /// Whether a later request than the one that stored the entry has passed its boundary, or that one asked to retain
     /// it. Followed only where a tier waits for that, and false elsewhere.
     pub proven: bool,
-    /// The part of its block that the entry has: less than 1 for that of a tail, if the cache knows the tokens of a
-    /// block.
-    pub part: f32,
 }
 
 /// A policy of admission and eviction.

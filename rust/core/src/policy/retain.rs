@@ -274,7 +274,6 @@ mod tests {
             tenant: TenantId::NONE,
             unused: None,
             proven: false,
-            part: 1.0,
         });
         let hints = Hints {
             retain,

@@ -382,11 +382,6 @@ impl PrefixIndex {
         self.nodes.get(node.0).key.is_tail()
     }
 
-    /// Tokens of a tail; `None` for the end of a block.
-    pub(crate) fn tail_tokens(&self, node: NodeId) -> Option<u32> {
-        self.nodes.get(node.0).key.tail_tokens()
-    }
-
     /// How many tokens the known tails have that hang from the block with this key, or from the start; ascending.
     pub(crate) fn tail_lengths(
         &self,

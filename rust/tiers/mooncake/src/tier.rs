@@ -383,7 +383,6 @@ mod tests {
             tenant: TenantId::NONE,
             unused: None,
             proven: true,
-            part: 1.0,
         };
         for _ in 0..2 {
             assert_eq!(tier.find(&key()), Found::Absent);

@@ -3,7 +3,7 @@
 use super::eviction::scale;
 use super::hazard::{BINS, Features};
 use super::origin::{CheckpointKind, Origin, Standing};
-use super::record::{CLIMB, Ending};
+use super::record::CLIMB;
 use super::selection::Unwanted;
 use super::sessions::SessionTurn;
 use super::state::Reuse;
@@ -151,7 +151,7 @@ impl Reuse {
 
     /// Notes that the conversation of a checkpoint has a later end.
     pub(super) fn give_way(&mut self, at: u32) {
-        self.records[at].ending = Ending::Superseded;
+        self.records[at].superseded = true;
         self.place(at);
     }
 

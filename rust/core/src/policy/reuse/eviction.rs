@@ -7,7 +7,7 @@ use super::ages::Life;
 use super::hazard::{BINS, Features};
 use super::order::{Order, SURPLUS, WAITING};
 use super::origin::{CheckpointKind, Origin};
-use super::record::{CLIMB, Ending};
+use super::record::CLIMB;
 use super::state::Reuse;
 use crate::ids::{EntryId, TenantId};
 
@@ -149,9 +149,7 @@ impl Reuse {
         let since = self.now.saturating_sub(age);
         let record = &mut self.records[at];
         record.features = features;
-        if record.ending == Ending::Superseded {
-            record.ending = Ending::Tail;
-        }
+        record.superseded = false;
         record.since = since;
         let bin = self.hazards.bin(self.now - since);
         record.index = self.hazards.index(&record.features, bin);
@@ -163,7 +161,7 @@ impl Reuse {
     /// The worth of a record: expected saving per size and time.
     fn worth(&self, at: u32) -> f32 {
         let record = &self.records[at];
-        if record.ending == Ending::Superseded {
+        if record.superseded {
             return 0.0;
         }
         record.index.max(record.inherited) * record.density * scale(record.priority)
@@ -176,11 +174,7 @@ impl Reuse {
             // A boundary without pages is forgotten, and then its key may come for another block.
             weight.blocks = weight.blocks.saturating_sub(self.records.past[above].depth);
         }
-        let mut blocks = weight.blocks as f32;
-        if self.records[at].ending != Ending::Block {
-            blocks -= f32::from(self.records.past[at].lacks) / 255.0;
-        }
-        self.records[at].density = blocks / weight.size.max(1) as f32;
+        self.records[at].density = weight.blocks as f32 / weight.size.max(1) as f32;
     }
 
     /// The record of the nearest resident checkpoint above one that needs no page.
@@ -239,7 +233,7 @@ impl Reuse {
             let worth = self.worth(at);
             let now = Order::bucket(worth);
             if now <= bucket {
-                if self.records[at].ending == Ending::Superseded {
+                if self.records[at].superseded {
                     return Some(at); // It tells nothing of the worth of the others.
                 }
                 self.threshold += 0.02 * (worth - self.threshold);

@@ -150,7 +150,6 @@ mod tests {
             tenant: TenantId::NONE,
             unused,
             proven: false,
-            part: 1.0,
         });
         policy.admit(&request((1 << 40) + 10, &[1, 2]), &mut Vec::new());
         let end = policy.records.find(2).unwrap();

@@ -2,7 +2,7 @@
 
 use super::order::{SURPLUS, WAITING};
 use super::origin::{CheckpointKind, Origin};
-use super::record::{Ending, NONE};
+use super::record::NONE;
 use super::selection::Selection;
 use super::state::Reuse;
 use crate::ids::{EntryId, TenantId};
@@ -26,12 +26,7 @@ impl Reuse {
         record.density = 0.0;
         record.inherited = 0.0;
         record.source = NONE;
-        record.ending = if entry.part < 1.0 {
-            Ending::Tail
-        } else {
-            Ending::Block
-        };
-        self.records.past[at].lacks = ((1.0 - entry.part) * 255.0) as u8;
+        record.superseded = false;
         self.records.wake(at, entry.id.0);
         self.watch(at);
         at
@@ -178,7 +173,7 @@ impl Policy for Reuse {
         let Some((at, passed)) = gone else { return };
         let heir = above.or(passed).unwrap_or(NONE);
         self.records.sleep(at);
-        if self.records[at].ending == Ending::Superseded {
+        if self.records[at].superseded {
             self.records[at].index = 0.0;
         }
         let record = &mut self.records[at];

@@ -38,18 +38,8 @@ pub(super) struct CheckpointRecord {
     pub(super) heir: u32,
     /// Priority of the request that stored or last used the checkpoint.
     pub(super) priority: i8,
-    pub(super) ending: Ending,
-}
-
-/// Where a checkpoint stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ending {
-    /// At the end of a block.
-    Block,
-    /// At the end of a tail.
-    Tail,
-    /// At the end of a tail whose conversation has a later end, so that nobody is expected to use it.
-    Superseded,
+    /// Whether the checkpoint's conversation has a later end, so that nobody is expected to use it.
+    pub(super) superseded: bool,
 }
 
 /// The history of one checkpoint, as requests have shown it.
@@ -66,8 +56,6 @@ pub(super) struct Past {
     pub(super) hits: u16,
     /// Whether the present life began in an earlier process.
     pub(super) resumed: bool,
-    /// The part of its block that a tail lacks, of 255.
-    pub(super) lacks: u8,
 }
 
 const BLANK: CheckpointRecord = CheckpointRecord {
@@ -80,7 +68,7 @@ const BLANK: CheckpointRecord = CheckpointRecord {
     source: NONE,
     heir: NONE,
     priority: 0,
-    ending: Ending::Block,
+    superseded: false,
 };
 
 const NO_PAST: Past = Past {
@@ -91,7 +79,6 @@ const NO_PAST: Past = Past {
     depth: 0,
     hits: 0,
     resumed: false,
-    lacks: 0,
 };
 
 impl CheckpointRecord {
