@@ -44,12 +44,6 @@ class PrefixKeys:
     def clear(self) -> None:
         """Forget all keys."""
 
-    def with_tail(self, blocks: int, tail: bytes) -> PrefixKeys:
-        """The keys of so many leading blocks, and behind them that of a tail.
-
-        Raises IndexError if fewer keys are known.
-        """
-
 @final
 class StoreEntries:
     """The entries that a store copies: class, slots, engine blocks and tokens of each. Pickles.

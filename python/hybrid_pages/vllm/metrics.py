@@ -30,6 +30,10 @@ COUNTERS = {
         "Tokens not recomputed, by source: local (vLLM's own), host, disk, remote, or other "
         "(connectors beside).",
     ),
+    "tail_tokens": (
+        None,
+        "Tokens of hit_tokens behind a prompt's last whole block: restored since tails are kept.",
+    ),
     "preempted_hit_tokens": (
         "source",
         "Tokens that preempted requests did not recompute when they came back, by source.",
@@ -115,7 +119,7 @@ COUNTERS = {
     ),
 }
 GAUGES = {
-    "block_tokens": (None, "Tokens of a block: a prompt that is no longer never hits."),
+    "block_tokens": (None, "Tokens of a block: states are kept at multiples of it, and in tails."),
     "resident_entries": ("kind", "Entries in host memory, by kind."),
     "resident_bytes": ("kind", "Bytes of entries in host memory, by kind."),
     "ready_bytes": (None, "Bytes of the budget that may be used by now: a GPU's are pinned first."),

@@ -86,23 +86,6 @@ impl PyPrefixKeys {
     pub fn clear(&self) {
         self.lock().clear();
     }
-
-    /// The keys of so many leading blocks, and behind them that of a tail.
-    fn with_tail(&self, blocks: Whole, tail: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let tail = key(tail)?;
-        let keys = self.lock();
-        let Some(leading) = keys.get(..blocks.0) else {
-            return Err(PyIndexError::new_err(format!(
-                "blocks: expected at most {}, found {}",
-                keys.len(),
-                blocks.0
-            )));
-        };
-        Ok(Self {
-            stride: self.stride,
-            keys: Mutex::new([leading, &[tail]].concat()),
-        })
-    }
 }
 
 /// Keys of tails.

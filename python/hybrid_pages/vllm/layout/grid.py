@@ -83,8 +83,8 @@ class BlockGrid:
 
     @property
     def no_tails(self) -> str | None:
-        """Why no state inside a block is stored, as the metric ``skipped_tails`` says it; None if
-        they can be."""
+        """Why no state inside a block is stored or resumed from, as the metric ``skipped_tails``
+        says it; None if they can be."""
         if self.drafts:
             return "drafts"
         if any(each.is_narrow for each in self.groups):
@@ -95,6 +95,21 @@ class BlockGrid:
     def hash_tokens(self) -> int:
         """How many tokens each of vLLM's prefix hashes adds."""
         return self.block_tokens // self.stride
+
+    def resumes_at(self, tokens: int, known: int) -> bool:
+        """Whether vLLM keeps only right states of a request with ``known`` tokens that resumes
+        after ``tokens``, inside a block.
+
+        A step that begins inside a block of states ends with the block, so that the state there is
+        that of the boundary. There is one exception: where kernels export states, a step that
+        begins at a boundary of hashes runs on, if it ends behind the second boundary from there.
+        vLLM then keeps the state that the step began with as that of the first boundary.
+        (``Scheduler._mamba_block_aligned_split``, ``MambaManager.cache_blocks``)
+        """
+        size = min(each.tokens for each in self.groups)
+        if not self.exports_states or tokens % self.hash_tokens or not tokens % size:
+            return True
+        return known <= (tokens // size + 2) * size
 
     def columns(self, geometry: Geometry) -> TableColumns:
         """The columns of a geometry's entries in block tables, for the core."""

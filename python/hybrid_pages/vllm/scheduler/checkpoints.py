@@ -123,7 +123,7 @@ class Checkpoints:
         fork = tracked.engine_fork = versions.fork_of(request)
         forks: tuple[int, ...] = ()
         if self.mode == "adaptive":
-            forks = lookup.paged, fork
+            forks = lookup.paged // n * n, fork  # pages may end in a tail
         elif tracked.stops:
             forks = (fork,)
         tracked.steer({tokens // n for tokens in forks if tokens > resumed and tokens % n == 0})

@@ -114,7 +114,7 @@ class Early:
         for name, waiting in list(islice(self._waiting.items(), _MOST_REQUESTS)):
             if blocks > _MOST_BLOCKS:
                 return
-            blocks += waiting.request.num_tokens // restores.keys.grid.block_tokens
+            blocks += waiting.request.num_tokens // restores.block_tokens
             asked = self._ask(restores, waiting, slots // SHARE)
             if asked == "full":
                 self._full = bool(self._held)

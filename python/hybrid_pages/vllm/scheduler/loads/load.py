@@ -21,7 +21,7 @@ from hybrid_pages.vllm.metrics import Figures
 from hybrid_pages.vllm.scheduler.loads.parked import Parked
 from hybrid_pages.vllm.scheduler.loads.restores import Asking, Restores
 from hybrid_pages.vllm.scheduler.requests.keys import Keys
-from hybrid_pages.vllm.scheduler.requests.tracked import Lookup, Tracked
+from hybrid_pages.vllm.scheduler.requests.tracked import Lookup, Place, Tracked
 from hybrid_pages.vllm.versions import logger
 
 if TYPE_CHECKING:
@@ -121,13 +121,13 @@ class Loads:
             raise EngineError(
                 f"local hit: expected whole blocks of {n}, found {local_tokens} tokens"
             )
-        limit = (request.num_tokens - 1) // n
-        first = local_tokens // n
-        hit = self.restores.look_up(tracked, first, limit)
-        if hit is None:
+        found = self.restores.look_up(tracked, local_tokens, request.num_tokens - 1)
+        if found is None:
             return None
-        end = (hit.host if tracked.restore is None else tracked.restore.blocks) * n
-        tracked.lookup = Lookup(local_tokens, end, hit.pages * n, hit.missing)
+        if tracked.restore is None or tracked.place is None:
+            tracked.place = found.host
+        end = tracked.place.tokens
+        tracked.lookup = Lookup(local_tokens, end, found.paged, found.missing)
         if tracked.skips_loads or tracked.refused or end <= local_tokens:
             return 0
         fits = self.parked.fits(tracked, local_tokens, end)
@@ -138,10 +138,23 @@ class Loads:
             return 0
         if tracked.restore is not None:
             return end - local_tokens
+        return self._acquire(tracked, tracked.place, local_tokens)
+
+    def _acquire(self, tracked: Tracked, place: Place, local_tokens: int) -> int:
+        """Takes a lease on what the host has up to a place. Returns how many tokens it has beyond
+        ``local_tokens``."""
+        n = self.grid.block_tokens
         tracked.lease = self.cache.acquire(
-            tracked.run.namespace, tracked.keys, first=first, limit=limit
+            tracked.run.namespace,
+            tracked.keys,
+            first=local_tokens // n,
+            limit=place.whole,
+            tail=place.tail,
         )
-        return tracked.lease.blocks * n - local_tokens if tracked.lease else 0
+        if tracked.lease is None:
+            return 0
+        tracked.place = place.after(tracked.lease.blocks, n)
+        return tracked.place.tokens - local_tokens
 
     def allocated(
         self, request: "Request", tracked: Tracked | None, tables: Tables, n: int
@@ -164,30 +177,31 @@ class Loads:
         try:
             local = tracked.lookup.local if tracked and tracked.lookup else 0
             load.end = local + n
+            place = tracked.place if tracked else None
+            held = place.tokens - local if place and (load.lease or load.restore) else 0
+            if held != n:
+                raise InvalidArgumentError(
+                    f"external tokens: expected the {held} looked up, found {n}"
+                )
             if load.restore is None:
-                job = LoadJob(name, self._entries(load, local, n))
+                job = LoadJob(name, self._entries(load))
             else:
-                job = self._wave(name, load, local, n)
+                job = self._wave(name, load, load.restore)
         except Exception as error:
             logger.exception("the load of request %s could not be planned", name)
             load.end_restore()
             job = LoadJob(name, [], rejected=str(error))
         self._planned.append(job)
 
-    def _entries(self, load: _Load, local: int, n: int) -> list[LoadEntry]:
-        held = load.lease.blocks * self.grid.block_tokens - local if load.lease else 0
-        if load.lease is None or held != n:
-            raise InvalidArgumentError(f"external tokens: expected the {held} looked up, found {n}")
+    def _entries(self, load: _Load) -> list[LoadEntry]:
+        if load.lease is None:
+            raise InvalidArgumentError("expected a lease of what is loaded, found none")
         return load.lease.targets(self.columns, load.tables, load.end)
 
     # ---- waves
 
-    def _wave(self, name: str, load: _Load, local: int, n: int) -> LoadJob:
+    def _wave(self, name: str, load: _Load, restore: Restore) -> LoadJob:
         """The first wave of a load that has several."""
-        restore = load.restore
-        held = restore.blocks * self.grid.block_tokens - local if restore else 0
-        if restore is None or held != n:
-            raise InvalidArgumentError(f"external tokens: expected the {held} looked up, found {n}")
         self._in_waves.add(name)
         if restore.progress() != "ready":
             raise InvalidArgumentError("expected the first wave to be there, found it gone")
@@ -199,7 +213,7 @@ class Loads:
         if load.lease is None:
             raise InvalidArgumentError("expected a wave that is ready, found none")
         load.copies(self.ranks)
-        entries = load.lease.targets(self.columns, load.tables, load.end)
+        entries = self._entries(load)
         last = restore.progress() == "done"
         if last:
             load.end_restore()
@@ -272,6 +286,7 @@ class Loads:
         other = rest - lookup.local if rest - lookup.local >= self.grid.block_tokens else 0
         hits = "preempted_hit_tokens" if tracked.counted else "hit_tokens"
         self.figures.count(hits, rest - other, "local")
+        self._goes_on(tracked, start)
         depths, tracked.depths = tracked.depths, None
         tracked.asks_until = math.inf
         self._count_tiers(hits, depths, rest, start)
@@ -281,6 +296,17 @@ class Loads:
             self.figures.count("lookup_tokens", tracked.request.num_prompt_tokens)
             self._count_missing(tracked, lookup, start)
         return other
+
+    def _goes_on(self, tracked: Tracked, start: int) -> None:
+        """Tells the policy that a request resumes inside a block, if it does, and counts that."""
+        place = tracked.place
+        if tracked.counted or not tracked.loaded or place is None or place.tail is None:
+            return
+        if place.tokens == start:
+            self.cache.continue_tail(
+                tracked.run.namespace, tracked.keys, place.tail, limit=place.whole
+            )
+            self.figures.count("tail_tokens", start % self.grid.block_tokens)
 
     def _count_missing(self, tracked: Tracked, lookup: Lookup, start: int) -> None:
         """Counts why a request is not scheduled after more tokens than ``start``."""
@@ -297,8 +323,8 @@ class Loads:
         self, hits: str, depths: Sequence[tuple[str, int]] | None, loaded: int, end: int
     ) -> None:
         """Counts the tokens from ``loaded`` to ``end`` by the tiers that made them a hit."""
-        for name, blocks in depths or ():
-            depth = max(loaded, min(end, blocks * self.grid.block_tokens))
+        for name, tokens in depths or ():
+            depth = max(loaded, min(end, tokens))
             self.figures.count(hits, depth - loaded, name)
             loaded = depth
         self.figures.count(hits, end - loaded, depths[-1][0] if depths else "host")

@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from hybrid_pages import Cache, Hit
+from hybrid_pages import Cache, Restore
 from hybrid_pages.adapter.disk import DEADLINE_MS
 from hybrid_pages.vllm.metrics import Figures
+from hybrid_pages.vllm.scheduler.loads.lookups import Depth, Lookups
 from hybrid_pages.vllm.scheduler.loads.pace import Pace
 from hybrid_pages.vllm.scheduler.requests.keys import Keys
-from hybrid_pages.vllm.scheduler.requests.tracked import Tracked
+from hybrid_pages.vllm.scheduler.requests.tracked import Place, Tracked
 
 _RETRIES = 4
 """How often one lookup tries to restore. Each try but the first follows one that found damage."""
@@ -72,7 +73,8 @@ class Restores:
         wait_seconds: float = DEADLINE_MS / 1000,
         asking: Asking | None = None,
     ) -> None:
-        self.cache, self.keys, self.figures = cache, keys, figures
+        self.cache, self.figures, self.block_tokens = cache, figures, keys.grid.block_tokens
+        self.lookups = Lookups(cache, keys)
         self.asking = asking
         self.wait_seconds = wait_seconds
         self.moved = -math.inf
@@ -80,50 +82,50 @@ class Restores:
         self.crowded = False
         """Whether a wave has found no room since this was last reset."""
 
-    def look_up(self, tracked: Tracked, first: int, limit: int) -> Hit | None:
-        """The joint hit, for a request that needs no load of its ``first`` blocks.
+    def look_up(self, tracked: Tracked, local: int, most: int) -> Depth | None:
+        """How deep a request can be resumed that has ``local`` tokens, after ``most`` at most.
 
-        None if vLLM is to ask again. If the hit is longer than that of the host,
-        ``tracked.restore`` restores it, and the first wave is ready.
+        None if vLLM is to ask again. If tiers below have more than the host,
+        ``tracked.restore`` restores it up to ``tracked.place``, and the first wave is ready.
         """
-        keys, namespace = self.keys.of(tracked), tracked.run.namespace
+        first = local // self.block_tokens
         for _ in range(_RETRIES):
-            hit = self.cache.lookup(namespace, keys, limit=limit)
+            found = self.lookups.look_up(tracked, local, most)
             if tracked.skips_loads or tracked.refused:
                 break
             if self.asking is not None:
-                missing = (limit - max(hit.blocks, first)) * self.keys.grid.block_tokens
-                if self.asking.waits(tracked, missing if hit.asking else 0):
+                missing = found.asked - max(found.anywhere.tokens, local)
+                if self.asking.waits(tracked, missing if found.asked else 0):
                     return None
-            if tracked.waits_until != -math.inf and self._is_losing(tracked, hit):
+            if tracked.waits_until != -math.inf and self._is_losing(tracked, found):
                 if self._may_wait(tracked, queued=False):
                     return None
-                return self._give_up(tracked, hit)
-            depths = hit.blocks, hit.host
-            if hit.blocks <= max(hit.host, first) or tracked.not_worth == (first, *depths):
+                return self._give_up(tracked, found)
+            depths = found.anywhere.tokens, found.host.tokens
+            best = max(found.host.tokens, local)
+            if found.anywhere.tokens <= best or tracked.not_worth == (local, *depths):
                 break
             if tracked.waits_until == -math.inf:
                 break
             if tracked.restore is None or tracked.restore.first != first:
                 tracked.drop_restore()
-                tracked.restore = self.cache.restore(namespace, keys, first=first, limit=limit)
-            if tracked.restore is None:
-                tracked.not_worth = first, *depths
-                break
-            if tracked.depths is None:
-                tracked.depths = tracked.restore.depths
-            progress = tracked.restore.progress()
+                restore = self._restore(tracked, found.anywhere, first, best)
+                if restore is None:
+                    tracked.not_worth = local, *depths
+                    break
+                self._keep(tracked, restore, found.anywhere)
+            progress = tracked.restore.progress() if tracked.restore else "failed"
             if progress == "ready":
                 tracked.waits_until = math.inf  # a later lookup may wait again
-                return hit
+                return found
             if progress == "failed":
                 tracked.drop_restore()
             elif self._may_wait(tracked, queued=progress == "queued"):
                 return None
             else:
-                return self._give_up(tracked, hit)
+                return self._give_up(tracked, found)
         tracked.drop_restore()
-        return hit
+        return found
 
     def ask(self, tracked: Tracked, local: Callable[[], int], *, room: int, most: int) -> Asked:
         """Begins the restore of a request that waits for its turn: sets ``tracked.restore``.
@@ -136,43 +138,65 @@ class Restores:
             room: how many slots a restore may take now.
             most: how many it may ever take.
         """
-        keys, namespace = self.keys.of(tracked), tracked.run.namespace
-        n = self.keys.grid.block_tokens
-        limit = (tracked.request.num_tokens - 1) // n
-        hit = self.cache.lookup(namespace, keys, limit=limit)
-        if hit.asking:
+        found = self.lookups.look_up(tracked, 0, tracked.request.num_tokens - 1)
+        if found.asked:
             return "asking"
-        if hit.blocks <= hit.host or hit.blocks <= (first := local() // n):
+        place, host = found.anywhere, found.host
+        if place.tokens <= host.tokens or place.tokens <= (taken := local()):
             return "done"
-        restore = self.cache.restore(namespace, keys, first=first, limit=limit)
+        first = taken // self.block_tokens
+        taken = first * self.block_tokens
+        restore = self._restore(tracked, place, first, max(host.tokens, taken))
         if restore is None:
-            tracked.not_worth = first, hit.blocks, hit.host
+            tracked.not_worth = taken, place.tokens, host.tokens
             return "done"
         whole, slots = restore.whole, restore.slots
         progress = restore.progress() if whole and slots <= room else "queued"
         if progress in ("waiting", "ready"):
-            tracked.restore, tracked.depths = restore, restore.depths
+            self._keep(tracked, restore, place)
             return "done"
         restore.end()
         return "full" if whole and slots <= most and progress == "queued" else "done"
 
-    def _give_up(self, tracked: Tracked, hit: Hit) -> Hit:
+    def _restore(self, tracked: Tracked, place: Place, first: int, best: int) -> Restore | None:
+        """Begins a restore up to a place, or as deep as it takes less time than computing. None if
+        that is no deeper than ``best`` tokens."""
+        restore = self.cache.restore(
+            tracked.run.namespace, tracked.keys, first=first, limit=place.whole, tail=place.tail
+        )
+        if restore is None:
+            return None
+        if place.after(restore.blocks, self.block_tokens).tokens > best:
+            return restore
+        restore.end()
+        return None
+
+    def _keep(self, tracked: Tracked, restore: Restore, place: Place) -> None:
+        """Notes a restore for a request that may go on from a place."""
+        n = self.block_tokens
+        tracked.restore, tracked.place = restore, place.after(restore.blocks, n)
+        if tracked.depths is None:
+            tracked.depths = [
+                (name, place.after(blocks, n).tokens) for name, blocks in restore.depths
+            ]
+
+    def _give_up(self, tracked: Tracked, found: Depth) -> Depth:
         """Ends the wait of a request."""
         self.figures.count("failures", label="promotion")
         tracked.waits_until = -math.inf
         tracked.drop_restore()
-        return hit
+        return found
 
     @staticmethod
-    def _is_losing(tracked: Tracked, hit: Hit) -> bool:
+    def _is_losing(tracked: Tracked, found: Depth) -> bool:
         """Whether a part of what is being read was found damaged, and other parts are still read.
 
         What is computed in their place could not be stored before their reads have ended.
         """
-        restore = tracked.restore
-        return (
-            restore is not None and hit.blocks < restore.blocks and restore.progress() == "waiting"
-        )
+        restore, place = tracked.restore, tracked.place
+        if restore is None or place is None or found.anywhere.tokens >= place.tokens:
+            return False
+        return restore.progress() == "waiting"
 
     def _may_wait(self, tracked: Tracked, *, queued: bool) -> bool:
         now = time.monotonic()

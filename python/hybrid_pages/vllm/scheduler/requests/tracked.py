@@ -27,6 +27,25 @@ class Lookup(NamedTuple):
     """Why the joint hit is shorter than the pages; None if it is not."""
 
 
+class Place(NamedTuple):
+    """A place to resume from: a boundary, or inside a block where a tail ends."""
+
+    tokens: int
+    whole: int
+    """How many whole blocks it has."""
+    tail: bytes | None = None
+    """The key of the tail behind them."""
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks it has for the cache, which counts a tail as one."""
+        return self.whole + (self.tail is not None)
+
+    def after(self, blocks: int, block_tokens: int) -> "Place":
+        """The place after so many of its blocks."""
+        return self if blocks == self.blocks else Place(blocks * block_tokens, blocks)
+
+
 class Reload(NamedTuple):
     """The LoRA of a request, which will be loaded again in place when the request is scheduled."""
 
@@ -52,6 +71,8 @@ class Tracked:
     """The lease of the last lookup, held until vLLM allocates blocks or looks up again."""
     restore: Restore | None = None
     """The restore from tiers below, from the lookup until vLLM allocates blocks."""
+    place: Place | None = None
+    """Where the lease or the restore lets the request resume; kept until it is looked up again."""
     answer: int = 0
     """The deepest boundary of the prompt, in tokens, that lies in an earlier answer and whose state
     was not kept. 0 for none."""
@@ -76,13 +97,13 @@ class Tracked:
     waits: bool = False
     """Whether the last lookup told the engine to ask again."""
     depths: Sequence[tuple[str, int]] | None = None
-    """The joint hits in blocks, by tier, when the request began to wait for tiers below. Kept until
+    """The joint hits in tokens, by tier, when the request began to wait for tiers below. Kept until
     it is scheduled."""
     asks_until: float = math.inf
     """When to stop waiting for a tier that has asked its store, on the monotonic clock. Infinite
     before the wait; minus infinite after it, until the request is scheduled."""
     not_worth: tuple[int, int, int] | None = None
-    """The last lookup that did not read tiers below because computing is faster: the blocks that
+    """The last lookup that did not read tiers below because computing is faster: the tokens that
     the engine had, the joint hit, and that of the host."""
     offered: bool = False
     """Whether the last lookup offered vLLM a load that it has not admitted."""

@@ -1,0 +1,224 @@
+"""Requests that resume inside a block, after a tail: every byte, count and failure."""
+
+from __future__ import annotations
+
+import pytest
+
+from planted_tails import plant
+from simulation.copies import Script
+from simulation.engine import Engine, StartEngine
+from simulation.function import continuation
+from simulation.runner import Mismatch
+from simulation.shapes import BLOCK_TOKENS as N
+from simulation.shapes import SHAPES
+from test_boundaries import tokens
+from test_counts import counters, hits
+
+pytestmark = pytest.mark.every_version
+
+LONG = tokens(6 * N)
+WHOLE = [name for name, shape in SHAPES.items() if "compressed" not in name]
+
+
+def stored(engine: Engine, end: int, prompt: list[int] = LONG) -> Engine:
+    """The engine, with everything up to a tail in the cache and nothing in vLLM's own."""
+    if end >= N:
+        engine.generate(prompt[: end // N * N + 1], 1)
+    plant(engine, prompt, end)
+    engine.forget_local()
+    return engine
+
+
+@pytest.mark.parametrize("more", [1, 5, 2 * N])
+@pytest.mark.parametrize("end", [1, 5, N - 1, N + 1, 3 * N + 7])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_request_resumes_after_a_tail(
+    start: StartEngine, asynchronous: bool, end: int, more: int
+) -> None:
+    engine = stored(start(async_scheduling=asynchronous), end)
+    result = engine.generate(LONG[: end + more], 2 * N)
+    assert (result.local_tokens, result.restored_tokens) == (0, end)
+    assert hits(engine) == {"host": end}
+    assert counters(engine)["tail_tokens"] == end % N
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("budget", [12, 128])
+def test_every_shape_resumes_after_a_tail(start: StartEngine, name: str, budget: int) -> None:
+    engine = start(SHAPES[name], batched_tokens=budget, blocks=200)
+    grid = engine.half.connection.grid
+    n, prompt = grid.block_tokens, tokens(5 * grid.block_tokens)
+    if grid.no_tails is not None:
+        pytest.skip(grid.no_tails)
+    engine.generate(prompt[: 2 * n + 1], 1)
+    for end in (2 * n + 1, 2 * n + n // 2 + 1, 3 * n - 1):
+        plant(engine, prompt, end)
+        engine.forget_local()
+        assert engine.generate(prompt[: end + 1], 3).restored_tokens == end
+        engine.forget_local()
+        assert engine.generate(prompt[: 4 * n + 2], 3).restored_tokens >= end
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("part", ["state_of", "page_of"])
+def test_other_bytes_in_a_tail_are_noticed(start: StartEngine, part: str) -> None:
+    engine, end = start(), N + 5
+    engine.generate(LONG[: N + 1], 1)
+    other = [*LONG[: end - 1], LONG[end - 1] + 1, *LONG[end:]]
+    plant(engine, LONG, end, **{part: other})
+    engine.forget_local()
+    with pytest.raises(Mismatch):
+        engine.generate(LONG[: end + 1])
+
+
+def test_a_state_of_a_token_earlier_is_noticed(start: StartEngine) -> None:
+    engine, end = start(), N + 5
+    engine.generate(LONG[: N + 1], 1)
+    plant(engine, LONG, end, state_of=[0, *LONG])
+    engine.forget_local()
+    with pytest.raises(Mismatch):
+        engine.generate(LONG[: end + 1])
+
+
+def test_the_deepest_tail_of_the_prompt_counts(start: StartEngine) -> None:
+    engine = stored(start(), 3 * N + 9)
+    for end in (3, N + 2, 3 * N + 4):
+        plant(engine, LONG, end)
+    other = [*LONG[: 3 * N + 5], 1, 2, 3, 4, 5, 6]
+    plant(engine, other, 3 * N + 7)
+    for length, expected in (
+        (3 * N + 12, 3 * N + 9),
+        (3 * N + 10, 3 * N + 9),
+        (3 * N + 9, 3 * N + 4),  # the last token is computed
+        (3 * N + 4, 3 * N + 1),  # the end of the first prompt
+        (2 * N, N + 2),  # no state was made at N
+        (N - 1, 3),
+        (3, 0),
+    ):
+        engine.forget_local()
+        assert engine.generate(LONG[:length], 1).restored_tokens == expected, length
+    engine.forget_local()
+    assert engine.generate(other, 1).restored_tokens == 3 * N + 7
+    engine.check_idle()
+
+
+def test_a_whole_block_that_is_deeper_than_the_tail_counts(start: StartEngine) -> None:
+    engine = stored(start(), N + 5)
+    assert engine.generate(LONG[: 2 * N], 1).restored_tokens == N + 5
+    engine.forget_local()
+    assert engine.generate(LONG[: 2 * N + 3]).restored_tokens == 2 * N
+    assert counters(engine)["tail_tokens"] == 5
+    engine.check_idle()
+
+
+def test_another_salt_has_other_tails(start: StartEngine) -> None:
+    engine = start()
+    plant(engine, LONG, 9, salt="a")
+    assert engine.generate(LONG[:12], salt="b").restored_tokens == 0
+    engine.forget_local()
+    assert engine.generate(LONG[:12]).restored_tokens == 0
+    engine.forget_local()
+    assert engine.generate(LONG[:12], salt="a").restored_tokens == 9
+    engine.check_idle()
+
+
+def test_only_what_vllm_lacks_is_loaded(start: StartEngine) -> None:
+    engine = stored(start(), 3 * N + 7)
+    engine.generate(LONG[: 2 * N + 1], 1)  # vLLM has two blocks again, and their state
+    before = counters(engine).get("loaded_bytes", 0)
+    result = engine.generate(LONG[: 3 * N + 9])
+    assert (result.local_tokens, result.restored_tokens) == (2 * N, N + 7)
+    geometry = engine.half.connection.geometry
+    page, state = (
+        next(item.rank_bytes for item in geometry.classes if item.kind == kind)
+        for kind in ("attention", "recurrent")
+    )
+    assert counters(engine)["loaded_bytes"] - before == 2 * page + state
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("unit", [4, 8])
+def test_a_local_hit_inside_a_block_is_extended(start: StartEngine, unit: int) -> None:
+    engine = stored(start(match_unit=unit), 2 * N + 13)
+    engine.generate(LONG[: 2 * N + 9], 1)  # vLLM has a hit of 2 * N + 8 now
+    again = engine.generate(LONG[: 2 * N + 12], 1)
+    # vLLM gives up its part of the block, since what it is offered is longer.
+    assert (again.local_tokens, again.restored_tokens) == (2 * N, 9)
+    result = engine.generate(LONG[: 2 * N + 15], 1)
+    assert (result.local_tokens, result.restored_tokens) == (2 * N, 13)
+    engine.check_idle()
+
+
+def test_a_tail_behind_a_longer_local_hit_is_not_loaded(start: StartEngine) -> None:
+    engine = stored(start(match_unit=4), 2 * N + 5)
+    engine.generate(LONG[: 2 * N + 14], 1)
+    result = engine.generate(LONG[: 2 * N + 14], 1)
+    assert (result.local_tokens, result.restored_tokens) == (2 * N + 12, 0)
+    engine.check_idle()
+
+
+# ---- failures
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("fault", ["torn", "before", "after"])
+def test_a_tail_that_cannot_be_loaded_costs_a_recompute(
+    start: StartEngine, script: Script, fault: str, ranks: int
+) -> None:
+    engine = stored(start(ranks=ranks), 2 * N + 5)
+    script.fault = lambda kind: fault if kind == "load" else None
+    assert engine.generate(LONG[: 2 * N + 7]).done
+    assert hits(engine) == {}
+    assert "tail_tokens" not in counters(engine)
+    script.fault = lambda kind: None
+    engine.forget_local()
+    # The entries of the failed load are gone; what was computed instead is there.
+    assert engine.generate(LONG[: 2 * N + 7]).restored_tokens in (0, 2 * N)
+    engine.check_idle()
+
+
+def test_a_tail_without_its_state_is_missed(start: StartEngine) -> None:
+    engine = start()
+    engine.generate(LONG[: 2 * N + 1], 1)
+    plant(engine, LONG, 2 * N + 5, classes=("attention",))
+    engine.forget_local()
+    assert engine.generate(LONG[: 2 * N + 9]).restored_tokens == 2 * N + 1
+    assert counters(engine)["missing_state_tokens"] == 4
+    assert counters(engine)["missing_states:never_made"] == 1
+    engine.check_idle()
+
+
+def test_a_reset_forgets_tails(start: StartEngine) -> None:
+    engine = stored(start(), 2 * N + 5)
+    engine.reset_prefix_cache(reset_connector=True)
+    assert engine.generate(LONG[: 2 * N + 9]).restored_tokens == 0
+    engine.check_idle()
+
+
+def test_a_preempted_request_resumes_inside_its_answer(start: StartEngine) -> None:
+    engine = start()
+    answer = continuation(engine.generate(LONG[: N + 1], 1).origin, LONG[: N + 1], 3 * N)
+    text = [*LONG[: N + 1], *answer]
+    engine.forget_local()
+    plant(engine, text, N + 9)
+    result = engine.generate(text[: N + 11], 2 * N)
+    assert result.restored_tokens == N + 9
+    engine.check_idle()
+
+
+# ---- kernels that export states
+
+
+def test_vllm_never_keeps_the_state_of_a_tail_as_that_of_its_block(start: StartEngine) -> None:
+    """Behind a boundary of hashes a step would run past the end of the block that it begins in."""
+    shape = SHAPES["gdn-exports"]
+    for retention in (0, None):
+        engine = stored(start(shape, match_unit=4, retention=retention, batched_tokens=200), N + 8)
+        assert engine.generate(LONG[: N + 12], 1).restored_tokens == N + 8
+        engine.forget_local()
+        assert engine.generate(LONG[: 5 * N], 1).restored_tokens == N + 1
+        engine.forget_local()
+        plant(engine, LONG, N + 9)
+        assert engine.generate(LONG[: 4 * N + 3], 1).restored_tokens >= N + 9
+        engine.check_idle()
