@@ -165,8 +165,11 @@ impl PyCache {
         let disk = disk.map(|disk| disk.inner.take(slot_bytes.0)).transpose()?;
         let remote = remote.map(|remote| remote.take(slot_bytes.0)).transpose()?;
         let below = disk.into_iter().chain(remote).collect();
+        let inner = Cache::with_tiers(&config, below).map_err(to_py)?;
+        let tokens = u32::try_from(geometry.block_tokens()).unwrap_or(u32::MAX);
+        inner.set_block_tokens(tokens).map_err(to_py)?;
         Ok(Self {
-            inner: Arc::new(Cache::with_tiers(&config, below).map_err(to_py)?),
+            inner: Arc::new(inner),
         })
     }
 

@@ -339,6 +339,32 @@ fn tails_of_an_earlier_process_are_found_with_their_lengths() {
 }
 
 #[test]
+fn a_read_is_weighed_against_the_tokens_of_a_tail() {
+    use std::time::Duration;
+    // A block takes 100 ms, and the read 50.
+    for (tail, tokens, worth) in [
+        ("A", None, true),
+        ("A", Some(26), false),
+        ("L", Some(26), false),
+        ("N", Some(26), true),
+        ("Z", Some(26), true),
+        ("Z", Some(2), true),
+    ] {
+        let (engine, shelf) = Engine::hybrid(64);
+        engine.store_below(tail);
+        drop(engine);
+        shelf.lock().pace = Some([Duration::from_millis(50), Duration::ZERO, Duration::ZERO]);
+        let engine = Engine::new(&hybrid(), 64, &[(shelf, LARGE)]);
+        engine.cache.set_compute_rate(Some(10.0)).unwrap();
+        if let Some(tokens) = tokens {
+            engine.cache.set_block_tokens(tokens).unwrap();
+        }
+        assert_eq!(engine.promote(tail), worth, "{tail} of {tokens:?}");
+        refused(engine.cache.set_block_tokens(0), "at least 1");
+    }
+}
+
+#[test]
 fn a_tier_that_asks_is_asked_about_all_candidates_at_once() {
     let (engine, shelf) = Engine::hybrid(64);
     engine.store_below("abT");

@@ -358,6 +358,15 @@ impl Cache {
             .with(|state| state.set_compute_rate(blocks_per_second))?
     }
 
+    /// Says how many tokens a block has, so that reads for a tail are weighed against its tokens. If that is not known, as
+    /// at the beginning, a tail counts as a block.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for no tokens.
+    pub fn set_block_tokens(&self, tokens: u32) -> Result<()> {
+        self.locked.with(|state| state.set_block_tokens(tokens))?
+    }
+
     /// Counts and sizes at this moment; after a [`failure`](Self::failure) all slots count as leased.
     #[must_use]
     pub fn stats(&self) -> CacheStats {

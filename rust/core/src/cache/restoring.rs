@@ -12,4 +12,6 @@ pub(super) struct Restoring {
     pub(super) stats: RestoreStats,
     /// Blocks that the engine computes in a second, if that is known.
     pub(super) compute_rate: Option<f64>,
+    /// Tokens of a block, if that is known.
+    pub(super) block_tokens: Option<u32>,
 }

@@ -20,6 +20,16 @@ impl CacheState {
         Ok(())
     }
 
+    pub(crate) fn set_block_tokens(&mut self, tokens: u32) -> Result<()> {
+        if tokens == 0 {
+            return Err(Error::InvalidArgument(
+                "block_tokens: expected at least 1, found 0".into(),
+            ));
+        }
+        self.restoring.block_tokens = Some(tokens);
+        Ok(())
+    }
+
     /// How many leading blocks of a prompt to look for: all, unless reading the joint hit takes longer than the tiers
     /// allow, or longer than computing what would be missing without the tiers that are weighed. The engine has the
     /// first `first` blocks, and nothing before `from` is read.
@@ -123,11 +133,20 @@ impl CacheState {
             source.is_some_and(|id| !weighed.contains(&self.source(id)))
         };
         let without = self.index.joint_hit(namespace, keys, near, |_| ());
-        let saved = whole.blocks - without.blocks.max(first);
-        if saved as f64 / rate >= longest.as_secs_f64() {
+        let saved = (whole.blocks - without.blocks.max(first)) as f64;
+        let saved = saved - self.part_beyond(&keys[whole.blocks - 1]);
+        if saved / rate >= longest.as_secs_f64() {
             return keys.len();
         }
         without.blocks
+    }
+
+    /// The part of a block that lies beyond the tail with this key.
+    fn part_beyond(&self, key: &PrefixKey) -> f64 {
+        let tokens = key.tail_tokens().zip(self.restoring.block_tokens);
+        tokens.map_or(0.0, |(tail, block)| {
+            1.0 - f64::from(tail.min(block)) / f64::from(block)
+        })
     }
 
     /// The tier that a whole entry is taken from: the host, if it is there or about to be.
