@@ -48,6 +48,9 @@ pub struct EntrySource {
     pub tokens: Option<usize>,
 }
 
+/// The pages of a tail, and the list of their engine blocks.
+pub type TailPages = (Vec<EntrySource>, Vec<u32>);
+
 impl TableColumns {
     /// The tables and columns of a geometry's groups, in the order of the groups.
     ///
@@ -116,7 +119,7 @@ impl TableColumns {
         tables: &T,
         (block, tokens): (usize, usize),
         end: usize,
-    ) -> Result<Option<(Vec<EntrySource>, Vec<u32>)>, T::Error> {
+    ) -> Result<Option<TailPages>, T::Error> {
         let (mut pages, mut ids) = (Vec::new(), Vec::new());
         for (class, (kind, groups)) in self.classes.iter().enumerate() {
             if *kind == ClassKind::Recurrent {

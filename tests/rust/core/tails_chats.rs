@@ -81,7 +81,7 @@ fn blocks(chat: u64, tokens: u64) -> Vec<PrefixKey> {
 /// The keys of the first tokens of a chat, with a tail if they end inside a block.
 fn keys(chat: u64, tokens: u64) -> Vec<PrefixKey> {
     let mut keys = blocks(chat, tokens);
-    if tokens % BLOCK > 0 {
+    if !tokens.is_multiple_of(BLOCK) {
         let hash = blake3::hash(&[chat, tokens, 1].map(u64::to_le_bytes).concat());
         let tail = PrefixKey::tail(keys.last(), hash.as_bytes(), (tokens % BLOCK) as u32);
         keys.push(tail.unwrap());

@@ -29,8 +29,8 @@ pub struct TokenPart {
 impl TokenPart {
     /// Bytes of all cells, if memory can hold as many.
     fn total(&self) -> Option<usize> {
-        let extents = self.dims.iter().map(|dim| dim.extent);
-        let total = extents.fold(Some(self.bytes), |bytes, extent| bytes?.checked_mul(extent));
+        let mut extents = self.dims.iter().map(|dim| dim.extent);
+        let total = extents.try_fold(self.bytes, usize::checked_mul);
         total.filter(|bytes| *bytes > 0 && isize::try_from(*bytes).is_ok())
     }
 
