@@ -144,6 +144,7 @@ class Engine:
         self._away = False
         self.last_hashes: list[bytes] = []
         self._last_keys: PrefixKeys | None = None
+        self._last_place: Any = None
         self._watch()
 
     @property
@@ -274,8 +275,9 @@ class Engine:
     def entries_of_last(self) -> list[tuple[int, list[int]]]:
         """Class and arena slots of the entries that a resend of the last request would load, by
         block."""
-        cache = self.half.connection.cache
-        with cache.acquire(cache.namespace(b""), self._last_keys) as lease:
+        cache, place = self.half.connection.cache, self._last_place
+        inside = {"limit": place.whole, "tail": place.tail} if place and place.tail else {}
+        with cache.acquire(cache.namespace(b""), self._last_keys, **inside) as lease:
             return [
                 (entry.class_index, list(entry.slots))
                 for entry in sorted(lease.entries, key=lambda entry: entry.block_index)
@@ -292,6 +294,13 @@ class Engine:
     def looking_away(self) -> Iterator[None]:
         """The connector finds and stores nothing: whatever hits is vLLM's own."""
         with patched(self, "_away", True):
+            yield
+
+    @contextmanager
+    def at_boundaries(self) -> Iterator[None]:
+        """Requests resume at boundaries alone, as from vLLM's own cache."""
+        lookups = self.half.connection.loads.restores.lookups
+        with patched(lookups, "_look_inside", lambda *args: None):
             yield
 
     def local_hit(self, prompt: Sequence[int], like: Result, n: int = 4, **kwargs: Any) -> Result:
@@ -345,7 +354,8 @@ class Engine:
         self.reset_all()
         before = [self.run(each).resumed for each in warm]
         self.reset_local()
-        result = self.run(prompt, n)
+        with self.at_boundaries():
+            result = self.run(prompt, n)
         self.reset_all()
         with self.looking_away():
             assert [self.run(each).resumed for each in warm] == before
@@ -393,7 +403,10 @@ class Engine:
                     # as a reference for what was restored from there it has to keep it.
                     request.shared_prefix_boundary = request.num_tokens
                 return 0, False
-            return matched(request, local)
+            found = matched(request, local)
+            tracked = self.half._requests.get(request.request_id)
+            self._last_place = tracked.place if tracked else None
+            return found
 
         def watched_alloc(request: Any, blocks: Any, external: int) -> None:
             local = local_hits.pop(request.request_id, None)

@@ -122,13 +122,41 @@ def test_a_fork_restores_what_vllm_would_hit(engine: Engine):
     assert engine.restored([first, second], third).host >= hit
 
 
+def has_states(engine: Engine) -> bool:
+    return any(item.kind == "recurrent" for item in engine.half.connection.geometry.classes)
+
+
+@pytest.mark.parametrize("length", [20, 45])
+def test_the_end_of_an_answer_is_gone_on_from_bit_for_bit(engine: Engine, length):
+    """One token is computed, as in the answer that went on by itself; a zeroed state shows."""
+    if not has_states(engine):
+        pytest.skip("attention alone resumes at its small blocks")
+    prompt, most, said = tokens(("end", length), length), 10, length % 8 + 1
+    engine.reset_all()
+    whole = engine.run(prompt, most)
+    engine.reset_all()
+    begun = engine.run(prompt, said)
+    assert begun.tokens == whole.tokens[:said]
+    longer = (*prompt, *begun.tokens)
+    for spoil in (False, True):
+        engine.reset_local()
+        if spoil:
+            (state,) = engine.slots_of_last("recurrent")
+            zero(engine.half.connection.arena, [state[0]])
+        rest = engine.run(longer, most - said)
+        assert rest.host == len(longer) - 1
+        equal = (rest.tokens, rest.logprobs) == (whole.tokens[said:], whole.logprobs[said:])
+        assert equal is not spoil
+
+
 def test_the_next_turn_of_a_conversation_restores_what_vllm_would_hit(engine: Engine):
     prompt = tokens("turn", 2 * engine.N + 5)
     engine.reset_all()
     answer = engine.run(prompt, 2 * engine.N).tokens
     follow_up = prompt + answer + tokens("next turn", 9)
     engine.reset_local()
-    restored = engine.run(follow_up)
+    with engine.at_boundaries():
+        restored = engine.run(follow_up)
     engine.reset_all()
     with engine.looking_away():
         assert engine.run(prompt, 2 * engine.N).tokens == answer
@@ -157,9 +185,7 @@ def test_eight_at_once_are_stored_and_restored(engine: Engine):
 
 @pytest.mark.parametrize("kind", ["attention", "recurrent"])
 def test_zeroed_entries_show(engine: Engine, kind):
-    if kind == "recurrent" and not any(
-        group.kind == "recurrent" for group in engine.half.connection.geometry.groups
-    ):
+    if kind == "recurrent" and not has_states(engine):
         pytest.skip("no recurrent layers")
     prompt = tokens(("zeroed", kind), 4 * engine.N + 3)
     reference = engine.restored([prompt], prompt, 8)
