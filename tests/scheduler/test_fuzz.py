@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -170,6 +170,27 @@ def test_failing_transfers_cost_nothing_but_time(
     chosen.failing = chosen.rng.choice((0.1, 0.5, 1.0))
     engine = play(chosen, start, script)
     assert (failures(engine) > 0) == (script.faults > 0)
+
+
+def conversing(seed: int) -> Scenario:
+    """Conversations alone, with room for them, and vLLM keeps little of them."""
+    whole = [shape for shape in SHAPES.values() if shape.has_tails]
+    chosen = scenario(seed, "conversing", whole)
+    chosen.engine = enough(chosen.engine | {"blocks": 96}, chosen.shape)
+    chosen.extra |= {"host_gb": 0.004, "checkpoint_mode": chosen.rng.choice(("all", "adaptive"))}
+    chosen.mix = replace(chosen.mix, turns=0.9, forget=0.5, reset_all=0.0, arrival=0.2)
+    return chosen
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + max(1, SCENARIOS // 2)))
+def test_conversations_resume_inside_blocks(seed: int, start: StartEngine, script: Script) -> None:
+    chosen = conversing(seed)
+    engine = play(chosen, start, script)
+    assert failures(engine) == 0
+    connection = engine.half.connection
+    if not connection.stores.no_tails:
+        n = connection.grid.block_tokens
+        assert any(result.restored_tokens % n for result in engine.results.values())
 
 
 @pytest.mark.parametrize("shape", UNEQUAL, ids=lambda shape: shape.name)

@@ -173,8 +173,8 @@ class Workload:
             if result.finish is not None and self.rng.random() < 0.1:
                 self._know(result.request.prompt_token_ids + result.tokens)
         if self.mix.turns:
-            ended = (result.request for result in results[-8:] if result.done)
-            self.talks = [request for request in ended if request.num_output_tokens]
+            ended = (result.request for result in results[-40:] if result.done)
+            self.talks = [request for request in ended if request.num_output_tokens][-8:]
 
     def _know(self, tokens: list[int]) -> None:
         """Few prompts are known at a time, so that later ones share much with them."""
