@@ -77,6 +77,25 @@ def _rust(crate: str, name: str, find: str, replace: str, *tests: str) -> Fault:
 
 CONNECTOR = [
     _scheduler(
+        "the key of a tail does not name the salt",
+        "salt = (request.cache_salt or None) if parent is None else None",
+        "salt = None",
+        "test_tail_keys.py",
+        "test_tails.py::test_salts_adapters_and_images_have_tails_of_their_own",
+    ),
+    _scheduler(
+        "the key of a tail does not name where its images begin",
+        "named[place] = named.get(place, b\"\") + said",
+        "named[0] = named.get(0, b\"\") + said",
+        "test_tail_keys.py",
+    ),
+    _scheduler(
+        "a step ends inside a block where the scheduler cuts",
+        "versions.end_step_at(tracked.request, stop, inside=inside)",
+        "versions.end_step_at(tracked.request, stop)",
+        "test_tails.py::test_a_hint_asks_for_a_tail",
+    ),
+    _scheduler(
         "the keys of a page for CPUs have a row for each token",
         "[([(width, 0), (tokens, 1)], item), ([(tokens, 1)], width * item)]",
         "[([(tokens, 1), (width, 0)], item), ([(tokens, 1)], width * item)]",
@@ -332,6 +351,34 @@ PACKAGE = [
 ]
 
 RUST = [
+    _rust(
+        "hybrid-pages-vllm",
+        "a state that includes an unknown token is stored",
+        "if end > request.tokens()? {\n            // The state",
+        "if end > request.tokens()? + 1 {\n            // The state",
+        "runs::a_state_that_includes_a_token",
+    ),
+    _rust(
+        "hybrid-pages-vllm",
+        "a tail has the state of the column before",
+        "let column = end.div_ceil(rules.block_tokens / group.per_block) - 1;",
+        "let column = (end / (rules.block_tokens / group.per_block)).saturating_sub(1);",
+        "runs::a_group_with_smaller_blocks",
+    ),
+    _rust(
+        "hybrid-pages-vllm",
+        "a tail reads engine blocks behind its tokens",
+        "let id = if is_used { part.id(column) } else { 0 };",
+        "let id = part.id(column);",
+        "lib::columns",
+    ),
+    _rust(
+        "hybrid-pages-vllm",
+        "a step whose state the next one overwrites leaves a tail",
+        "rules.tails != Tails::InSteps || !self.tails.remove(&end)",
+        "rules.tails == Tails::Never || !self.tails.remove(&end)",
+        "runs::a_step_leaves_a_tail",
+    ),
     _rust(
         "hybrid-pages",
         "a window is whole with a page too few",

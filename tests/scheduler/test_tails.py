@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from vllm.lora.request import LoRARequest
@@ -18,8 +17,7 @@ from hybrid_pages.vllm.scheduler.requests.tails import tail_keys
 from simulation.audit import Audit, WrongEntry
 from simulation.copies import Script
 from simulation.engine import Engine, Result, StartEngine
-from simulation.function import Bytes, Image, Prefix
-from simulation.memory import LayerMemory
+from simulation.function import Image, Prefix, expand
 from simulation.shapes import BLOCK_TOKENS as N
 from simulation.shapes import SHAPES
 from simulation.speculation import Speculation
@@ -59,67 +57,6 @@ def tails(engine: Engine, result: Result) -> list[int]:
     return found
 
 
-class TailAudit(Audit):
-    """Compares the entries of tails with the function: zeros behind their tokens."""
-
-    end = 0
-
-    def tails(self, *results: Result) -> int:
-        """Checks every tail of these requests; returns how many there are."""
-        count = 0
-        for result in results:
-            prefix = Prefix(self.engine.origin(result.request), result.request.all_token_ids)
-            namespace = self.cache.namespace(self.engine.half.epochs.identity(result.request))
-            for end in tails(self.engine, result):
-                self.end = end
-                keys, tail, blocks = key_after(self.engine, result, self.end)
-                lease = self.cache.acquire(namespace, keys, limit=blocks, tail=tail)
-                assert lease is not None and lease.blocks == blocks + 1
-                with lease:
-                    last = [each for each in lease.entries if each.block_index == blocks]
-                    assert {self.geometry.classes[each.class_index].kind for each in last} == {
-                        item.kind for item in self.geometry.classes
-                    }
-                    for entry in last:
-                        self._check(entry, prefix, result.request.request_id)
-                count += 1
-            self.cache.release_namespace(namespace)
-        return count
-
-    def _expected(self, entry: Any, prefix: Prefix) -> tuple[Bytes, Bytes]:
-        kind = self.geometry.classes[entry.class_index].kind
-        whole = np.concatenate(
-            [
-                self._part(layer, prefix, entry.block_index, kind, group, back)
-                for runner in self.engine.runners
-                for planned in (
-                    self.geometry.groups[each]
-                    for each in self.geometry.classes[entry.class_index].groups
-                )
-                for group in [runner.memory.group_of(planned.layers[0].name)]
-                for back in range(planned.blocks_per_entry, 0, -1)
-                for layer in runner.memory.groups[group]
-            ]
-        )
-        return whole, np.ones(whole.size, dtype=bool)
-
-    def _part(
-        self, layer: LayerMemory, prefix: Prefix, block: int, kind: str, group: int, back: int
-    ) -> Bytes:
-        from simulation.audit import payload_order
-        from simulation.function import expand
-
-        if kind == "recurrent":
-            content = expand([prefix.after(self.end)], layer.key, layer.token_bytes)
-        else:
-            n = self.engine.runners[0].memory.block_tokens[group]
-            first = (block + 1) * self.block_tokens - back * n
-            content = np.zeros((n, layer.token_bytes), np.uint8)
-            real = prefix.of_tokens(first, max(first, min(first + n, self.end)))
-            content[: len(real)] = expand(real, layer.key, layer.token_bytes)
-        return content.reshape(-1)[payload_order(layer)]
-
-
 @pytest.fixture
 def ready(start: StartEngine) -> StartEngine:
     """Starts engines whose ranks have reported: then the first request may have tails, too."""
@@ -134,8 +71,7 @@ def ready(start: StartEngine) -> StartEngine:
 
 def check(engine: Engine, *results: Result) -> list[list[int]]:
     """The tails of these requests, after all that must hold when nothing runs was checked."""
-    engine.check_idle()
-    TailAudit(engine).tails(*results)
+    engine.check_idle()  # which compares them with the function
     return [tails(engine, result) for result in results]
 
 
@@ -149,13 +85,13 @@ def test_the_end_of_an_answer_is_a_place_to_resume_from(
 ) -> None:
     engine = start(SHAPES[name], async_scheduling=asynchronous, extra=BACKGROUND)
     n = engine.half.connection.grid.block_tokens
-    reason = engine.half.connection.stores.no_tails
     results = []
     for seed, (prompt, answer) in enumerate(
         [(3, 2), (n - 1, 1), (n - 1, 2), (2 * n + 3, n), (n + 1, n - 1), (2 * n, 3)]
     ):
         results.append(engine.generate(tokens(prompt, seed), max_tokens=answer))
     found = check(engine, *results)
+    reason = engine.half.connection.stores.no_tails
     if reason:
         assert found == [[]] * len(results)
         assert counters(engine)[f"skipped_tails:{reason}"] >= len(results) - 1
@@ -221,11 +157,11 @@ def test_a_stop_token_ends_in_the_state_that_has_consumed_what_is_known(
     engine.run()
     stopped = told.index(told[3]) + 1
     assert result.tokens == told[:stopped]
-    del engine.results[request.request_id]
-    engine.check_idle()
     # The step in flight had consumed the stop token, too.
     assert tails(engine, result) == [N + 3 + stopped - (not asynchronous)]
-    assert TailAudit(engine).tails(result) == 1
+    audit = Audit(engine)
+    audit.run()
+    assert len(audit.tails) == 1
 
 
 def test_preempted_requests_leave_the_tail_of_their_end_alone(start: StartEngine) -> None:
@@ -282,8 +218,6 @@ def test_another_request_s_bytes_never_leave_the_engine(
 
 def _patterns(engine: Engine, prefix: Prefix, of: range) -> Iterator[bytes]:
     """The bytes of single tokens of a request in the pages of each layer."""
-    from simulation.function import expand
-
     memory = engine.runners[0].memory
     for group, layers in enumerate(memory.groups):
         for layer in () if memory.recurrent[group] else layers:
@@ -355,9 +289,35 @@ def test_a_step_can_end_at_any_token(end: int, ready: StartEngine) -> None:
     while not result.done:
         engine.step()
         visited.append(result.request.num_computed_tokens)
+    engine.run()
     assert end in visited
     found = check(engine, result)[0]
     assert end in found or not end % N
+
+
+class Heard:
+    """A cache, and the tails of which the policy has heard that they were left behind."""
+
+    def __init__(self, cache: Any) -> None:
+        self.cache, self.tails = cache, list[bytes]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cache, name)
+
+    def supersede(self, namespace: int, keys: Any, tail: bytes, *, limit: int) -> None:
+        self.cache.supersede(namespace, keys, tail, limit=limit)
+        self.tails.append(tail)
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_the_end_of_an_answer_supersedes_that_of_its_prompt(count: int, ready: StartEngine) -> None:
+    engine = ready(extra=LARGE)
+    heard = engine.half.connection.stores.cache = Heard(engine.cache)
+    result = engine.generate(tokens(N + 3), max_tokens=count)
+    engine.check_idle()
+    there = [key_after(engine, result, N + 3)[1]]
+    assert heard.tails == (there if count > 1 else [])
+    assert tails(engine, result) == [N + 3, N + 7][: 1 + (count > 1)], "there is room for both"
 
 
 # ---- what has none
@@ -455,7 +415,7 @@ def test_the_audit_sees_a_wrong_byte(fault: str, start: StartEngine) -> None:
         held[at % arena.slot_bytes] ^= 1
         arena.write(slot, bytes(held))
     with pytest.raises(WrongEntry):
-        TailAudit(engine).tails(result)
+        Audit(engine).run()
 
 
 def test_random_requests_leave_tails_that_are_right(start: StartEngine, script: Script) -> None:

@@ -78,16 +78,34 @@ class Checkpoints:
     def _stop_inside(self, tracked: Tracked) -> None:
         """Chooses where a new request gets a state inside a block: at the end of its prompt, or
         where the next one will leave it; where it leaves an earlier one; where a hint says so."""
-        request, n = tracked.request, self.grid.block_tokens
+        request = tracked.request
         fork, end = NOWHERE
         if self.mode == "adaptive":
             fork, end = self.forks.arrived(request, tracked.run.namespace, self.keys.of(tracked))
         tracked.fork = fork
         tracked.run.want_tails([end or request.num_prompt_tokens])
-        stops = {end, *tracked.hints.checkpoint_at} - {request.num_prompt_tokens}
-        tracked.steer_inside({tokens for tokens in stops if tokens % n})
-        if end and not end % n:
-            tracked.steer({end // n})
+        if not end:  # else that is where the next prompt goes on
+            tracked.left_behind.add(request.num_prompt_tokens)
+        tracked.shared.update(tracked.hints.checkpoint_at)
+        self._steer_inside(tracked, {end, *tracked.hints.checkpoint_at})
+        if not end % self.grid.block_tokens:
+            tracked.steer({end // self.grid.block_tokens} - {0})
+
+    def _steer_inside(self, tracked: Tracked, ends: set[int]) -> None:
+        """Asks for steps that end after so many tokens, as far as these lie inside blocks, and as
+        vLLM goes on from there with right states.
+
+        Kernels export the state of the last boundary from the step that ends with the prompt. If
+        another step ends behind that boundary, one has to end there, too.
+        """
+        n, tokens = self.grid.block_tokens, tracked.request.num_prompt_tokens
+        inside = {
+            end for end in ends if end % n and end < tokens and self.grid.resumes_at(end, tokens)
+        }
+        tracked.steer_inside(inside)
+        last = last_boundary(tokens, n)
+        if self.grid.exports_states and any(end > last * n for end in inside):
+            tracked.steer({last} - {0})
 
     def _read_hints(self, tracked: Tracked) -> None:
         request = tracked.request
@@ -128,7 +146,8 @@ class Checkpoints:
             forks = (fork,)
         tracked.steer({tokens // n for tokens in forks if tokens > resumed and tokens % n == 0})
         if tracked.fork % n and tracked.fork >= resumed + _LEAST_GAIN:
-            tracked.steer_inside({tracked.fork})
+            tracked.shared.add(tracked.fork)
+            self._steer_inside(tracked, {tracked.fork})
         self._steer(tracked, resumed)
 
     def stepped(self, tracked: Tracked, end: int) -> None:

@@ -110,8 +110,27 @@ class StoreJobs:
         """
         if self.has_tails and self.grid.no_tails and tracked.run.position is not None:
             self.skipped_tail(self.grid.no_tails)
-        if not self.keys.changed(tracked):
-            self._add(self.core.finish(self, tracked, tables))
+        if self.keys.changed(tracked):
+            return
+        planned = self.core.finish(self, tracked, tables)
+        if self._add(planned) and planned is not None and self.has_tails:
+            self._tell_policy(tracked, planned[1])
+
+    def _tell_policy(self, tracked: Tracked, stored: StoreEntries) -> None:
+        """Tells the policy which tails an ended request has left behind, if its end is stored, and
+        which it has left for others: those keep their worth when one of them goes on."""
+        n, end = self.grid.block_tokens, tracked.run.position or 0
+        namespace, keys = tracked.run.namespace, tracked.keys
+        if not can_have_tails(tracked.request):
+            return
+        inside = {tokens for tokens in tracked.shared | tracked.left_behind if tokens % n}
+        ends_here = not end % n or any(tokens is not None for *_, tokens in stored)
+        for tokens in sorted(inside):
+            tail, block = self._tail_key(tracked, tokens), tokens // n
+            if tokens in tracked.shared:
+                self.cache.continue_tail(namespace, keys, tail, limit=block)
+            elif tokens < end and ends_here:
+                self.cache.supersede(namespace, keys, tail, limit=block)
 
     def _add(self, planned: tuple[int, StoreEntries] | None) -> bool:
         if planned is not None:
@@ -132,13 +151,16 @@ class StoreJobs:
     def tail_key(self, tracked: Tracked, tokens: int) -> bytes | None:
         """The key of the tail that ends after ``tokens``, behind the blocks whose keys were read;
         None for a request that has no tails."""
-        request, (block, rest) = tracked.request, divmod(tokens, self.grid.block_tokens)
-        reason = self.no_tails or ("" if can_have_tails(request) else "embeddings")
+        reason = self.no_tails or ("" if can_have_tails(tracked.request) else "embeddings")
         if reason:
             self.skipped_tail(reason)
             return None
+        return self._tail_key(tracked, tokens)
+
+    def _tail_key(self, tracked: Tracked, tokens: int) -> bytes:
+        block, rest = divmod(tokens, self.grid.block_tokens)
         parent = tracked.keys[block - 1] if block else None
-        return tail_keys(request, parent, tokens - rest, [rest])[0]
+        return tail_keys(tracked.request, parent, tokens - rest, [rest])[0]
 
     def skipped_tail(self, reason: str) -> None:
         """Called when a request's tail is not stored, with the reason."""

@@ -131,6 +131,11 @@ class Tracked:
     """The fork that vLLM itself found, in tokens; it may lie inside a block."""
     fork: int = 0
     """Where the prompt leaves an earlier one inside a block, in tokens; 0 if it is not known."""
+    shared: set[int] = field(default_factory=set)
+    """After how many tokens of the request the tails end that it leaves for other prompts."""
+    left_behind: set[int] = field(default_factory=set)
+    """After how many tokens of the request the tails end that its own end supersedes: the one that
+    it resumed from, and that at the end of its prompt."""
 
     @classmethod
     def of(cls, request: "Request", namespace: int, keys: PrefixKeys) -> "Tracked":
