@@ -40,6 +40,8 @@ class Audit:
         )
         self.block_tokens = half.connection.grid.block_tokens
         self.checked: set[tuple[int, ...]] = set()
+        self.tails: set[bytes] = set()
+        """Keys of the tails that were checked."""
 
     def run(self) -> int:
         """Checks the entries of every prompt and answer of the engine; returns how many.
@@ -75,6 +77,8 @@ class Audit:
                 if lease is None:
                     continue
                 with lease:
+                    if lease.blocks == blocks + 1:
+                        self.tails.add(tail)
                     for entry in lease.entries:
                         end = (blocks * n + length) if entry.block_index == blocks else None
                         self._check(entry, prefix, request.request_id, end)
