@@ -128,6 +128,32 @@ def test_an_engine_goes_on_where_another_has_stopped(start: Start) -> None:
     second.check_idle()
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_the_store_is_asked_while_a_request_waits_for_its_turn(
+    start: Start, cancelled: bool
+) -> None:
+    first, second = start(), start(requests=1)
+    first.generate(PROMPT)
+    shares(first)
+    running = second.add(tokens(3 * N + 1, 9), 60)
+    while not running.tokens:
+        second.step()
+    waiting = second.add(PROMPT)
+    while "early_restores" not in counters(second):
+        assert not running.done, "it was asked for too late"
+        second.step()
+        time.sleep(0.01)
+    assert not waiting.tokens and waiting.request.request_id not in second.half._requests
+    if cancelled:
+        second.abort(waiting)
+    second.run()
+    assert waiting.restored_tokens == (0 if cancelled else 4 * N)
+    assert hits(second) == ({} if cancelled else {"remote": 4 * N})
+    assert counters(second)["early_restores"] == 1
+    first.check_idle()
+    second.check_idle()
+
+
 def test_producers_only_store_and_consumers_only_load(start: Start) -> None:
     producer, consumer = start(role="kv_producer"), start(role="kv_consumer")
     producer.generate(PROMPT)
