@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from chat_server import Answer, Server, free_port, stat
+from chat_server import Answer, Server, cached, free_port, stat
 from fixtures import CACHE
 from hybrid_pages import cli
 from hybrid_pages.demo import serve
 from hybrid_pages.demo.chat import SPECIAL, ensure_chat
-from visitors import LONG, SCHEMA, Visitor
+from visitors import LONG, SCHEMA, Visitor, system, user
 
 # Steps of one block: no rounding depends on where a prompt was resumed.
 BLOCK = 64
@@ -195,6 +195,52 @@ def test_hints_come_in_the_body_of_a_request(served: Server) -> None:
     after = served.metrics()
     assert after["refused_hints_total"] == before.get("refused_hints_total", 0) + 1
     assert after["stored_bytes_total"] == before.get("stored_bytes_total", 0)
+
+
+# ---- warm
+
+
+@pytest.fixture
+def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The command line that warms a chat and a text."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    chat, text = tmp_path / "chat.json", tmp_path / "text.txt"
+    chat.write_text(json.dumps([system("warm")]))
+    text.write_text("It begins like this, and then it goes on. " * 5)
+    return ["warm", str(chat), str(text), "--retain", "60", "--json"]
+
+
+def test_ends_that_were_warmed_are_places_to_resume_from(
+    served: Server, known: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def warm() -> list[dict[str, object]]:
+        assert cli.main([*known, "--url", served.base]) == 0
+        return json.loads(capsys.readouterr().out)["beginnings"]
+
+    def goes_on() -> int:
+        served.forget()
+        return cached(served.chat([system("warm"), user("Hello")], count=1))
+
+    served.forget(everything=True)
+    first = warm()
+    tokens = [row["tokens"] for row in first]
+    assert all(each % BLOCK for each in tokens), "whole blocks would do"
+    assert [row["saves"] for row in first] == tokens
+    assert not any(row["was_warm"] for row in first)
+    assert goes_on() == tokens[0]
+    again = warm()
+    assert [(row["was_warm"], row["computed"]) for row in again] == [(True, 1)] * 2
+    served.forget(everything=True)
+    assert goes_on() == 0
+    assert not any(row["was_warm"] for row in warm()[1:])
+    assert goes_on() == tokens[0]
+
+
+def test_a_server_without_the_connector_is_not_warmed(
+    servers: tuple[Server, Server], known: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*known, "--url", servers[1].base]) == 2
+    assert "expected a server with hybrid-pages, found none" in capsys.readouterr().err
 
 
 # ---- afterwards
