@@ -128,6 +128,24 @@ CONNECTOR = [
         "test_small_pools.py::test_a_load_that_is_left_out_counts_once",
     ),
     _scheduler(
+        "a request that is cancelled before its turn keeps its namespace",
+        "self.connection.namespaces.release(early.run.namespace)",
+        "pass",
+        "test_early.py::test_one_that_is_cancelled_gives_everything_back",
+    ),
+    _scheduler(
+        "requests that wait keep their room from those whose turn has come",
+        "            restores.crowded = False\n            self.give_back()\n",
+        "            restores.crowded = False\n",
+        "test_early.py::test_all_is_given_back_when_another_request_finds_no_room",
+    ),
+    _scheduler(
+        "what was there before a session is given up with it",
+        "return min(self._shared.pop(session, known), known)",
+        "return min(self._shared.pop(session, known), 0)",
+        "test_outlook.py::test_what_was_there_before_the_session_is_left_alone",
+    ),
+    _scheduler(
         "a load waits for ever for a wave that does not come",
         "return now < load.since + self.restores.wait_seconds",
         "return True",
@@ -497,6 +515,20 @@ RUST = [
         "        if job.store.epoch != book.epoch {\n            return;",
         "        if job.store.epoch > book.epoch {\n            return;",
         "it::places",
+    ),
+    _rust(
+        "hybrid-pages",
+        "what others share is given up with a prefix",
+        "if self.index.children(node).any(goes_on) {",
+        "if self.index.children(node).any(goes_on) && block > keys.len() {",
+        "it::cache_hints::what_others_share_is_not_given_up",
+    ),
+    _rust(
+        "hybrid-pages",
+        "what is expected is retained from when the last request came",
+        "self.tiers.room_mut(HOST).pass_time(now);",
+        "let _ = HOST;",
+        "it::cache_hints::what_is_expected_is_retained_from_now_on",
     ),
     _rust(
         "hybrid-pages-remote",
