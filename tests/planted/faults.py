@@ -519,8 +519,8 @@ RUST = [
     _rust(
         "hybrid-pages",
         "what others share is given up with a prefix",
-        "if self.index.children(node).any(goes_on) {",
-        "if self.index.children(node).any(goes_on) && block > keys.len() {",
+        "if blocks.iter().any(goes_on) {",
+        "if blocks.iter().any(goes_on) && block > keys.len() {",
         "it::cache_hints::what_others_share_is_not_given_up",
     ),
     _rust(

@@ -167,9 +167,10 @@ def test_what_does_not_fit_beside_others_is_asked_for_when_they_have_gone(
     engine = start()
     for prompt in prompts:
         engine.generate(prompt)
-    stats = engine.cache.stats()
-    each = (stats["slots"] - stats["free_slots"]) // len(prompts)
-    monkeypatch.setattr(early, "SHARE", stats["slots"] // (5 * each // 2))
+    keys = engine.keys_of(engine._request(prompts[0]))
+    with engine.cache.acquire(engine.cache.namespace(b""), keys) as lease:
+        each = sum(len(entry.slots) for entry in lease.entries)
+    monkeypatch.setattr(early, "SHARE", engine.cache.stats()["slots"] // (2 * each + each // 2))
     engine = start(requests=1)
     running = engine.add(BUSY, 40)
     waiting = [engine.add(prompt) for prompt in prompts]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +15,7 @@ from simulation.shapes import BLOCK_TOKENS as N
 from test_boundaries import tokens
 from test_counts import counters
 from test_disk import PROMPT, Start, model, settled, start  # noqa: F401 (fixtures)
-from test_early import in_host
 from test_hints import SMALL, flood
-
-EXPECTED = {"session": "a", "expect_in": 0.5}
 
 
 def until(what: Callable[[], bool]) -> None:
@@ -38,19 +36,34 @@ def wanted(engine: Engine) -> dict[int, Any]:
 
 def test_what_is_expected_is_brought_back_while_the_engine_does_nothing(
     start: Start,  # noqa: F811
-    no_lead: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    passed = 0.0
+    clock = SimpleNamespace(
+        monotonic=lambda: time.monotonic() + passed, monotonic_ns=time.monotonic_ns
+    )
+    monkeypatch.setattr(expected, "time", clock)
     engine = start(extra=SMALL)
-    engine.generate(PROMPT, hints=EXPECTED)
+    engine.generate(PROMPT, hints={"session": "a", "expect_in": 600})
+    (prefix,) = (each.prefix for each in wanted(engine).values())
+
+    def in_host() -> bool:
+        return engine.cache.lookup(prefix.namespace, prefix.keys).host == len(prefix.keys)
+
+    assert in_host()
     flood(engine)
     settled(engine)
-    assert in_host(engine) < 4
+    assert not in_host()
+    passed = 598.0
+    follows = engine.half._outlook._expected
+    with follows._changed:
+        follows._changed.notify()
     until(lambda: not wanted(engine))
-    assert in_host(engine) == 4
+    assert in_host()
     assert counters(engine)["expected_restores"] == 1
     # It is retained, too.
     flood(engine, 4)
-    assert in_host(engine) == 4
+    assert in_host()
     engine.check_idle()
 
 
@@ -101,7 +114,7 @@ def test_without_a_tier_below_it_is_retained(script: Any) -> None:
         engine.generate(PROMPT, hints={"expect_in": 600})
         engine.generate(tokens(4 * N + 3, 2))
         flood(engine)
-        assert in_host(engine) == 4
+        assert max(engine.depths(PROMPT)) == 4
         engine.check_idle()
 
 

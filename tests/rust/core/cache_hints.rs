@@ -4,7 +4,7 @@
 use crate::live_cache;
 
 use hybrid_pages::cache::{Admission, Arrival, Cache};
-use hybrid_pages::ids::{ClassKind, NamespaceId};
+use hybrid_pages::ids::{ClassKind, NamespaceId, PrefixKey};
 use hybrid_pages::policy::Hints;
 use hybrid_pages_lab::policies;
 use live_cache::{cache, commit, keys, wanted};
@@ -251,6 +251,32 @@ fn what_others_share_is_not_given_up() {
             [give_up(0), give_up(5), give_up(6), give_up(9)],
             [1, 1, 0, 0]
         );
+    }
+}
+
+#[test]
+fn the_tails_of_what_is_given_up_go_with_it() {
+    for policy in ["lru", "reuse"] {
+        let mut live = Live::new(policy, 4);
+        live.run(b"old1", Hints::NONE);
+        live.run(b"gone", Hints::NONE);
+        let mut chain = keys(b"gone");
+        chain.push(PrefixKey::tail(chain.last(), &[7; 19], 5).unwrap());
+        let mut stored = live
+            .cache
+            .reserve(live.namespace, &chain, &[(0, 4), (1, 4)])
+            .unwrap();
+        commit(&mut stored);
+        let tail = |live: &Live| live.cache.lookup(live.namespace, &chain).unwrap().blocks == 5;
+        assert!(tail(&live));
+        // An earlier end of the conversation was the tail.
+        let given_up = live.cache.give_up(live.namespace, &keys(b"gone"), 0);
+        assert_eq!(given_up.unwrap(), 4, "{policy}");
+        let leaves = (0..8).any(|number| {
+            live.run(&[number; 4], Hints::NONE);
+            !tail(&live)
+        });
+        assert!(leaves && live.depth(b"old1") == 4, "{policy}");
     }
 }
 

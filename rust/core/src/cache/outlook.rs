@@ -28,7 +28,8 @@ impl Cache {
 
     /// Gives up what a prefix has behind its first `first` blocks, in every tier: until it is used again, it goes before
     /// everything else when room is needed. From the end of the prefix on, that ends at the first boundary where another
-    /// prefix goes on, too. Returns the blocks that were given up.
+    /// prefix goes on, too. The tails that hang from what is given up are given up with it. Returns the blocks that were
+    /// given up.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace.
@@ -70,11 +71,15 @@ impl CacheState {
                 continue;
             };
             let behind = keys.get(block + 1);
-            let goes_on = |child: NodeId| {
-                !self.index.is_tail(child) && Some(&self.index.name(child).1) != behind
-            };
-            if self.index.children(node).any(goes_on) {
+            let children = self.index.children(node);
+            let (tails, blocks): (Vec<_>, Vec<_>) =
+                children.partition(|&child| self.index.is_tail(child));
+            let goes_on = |&child: &NodeId| Some(&self.index.name(child).1) != behind;
+            if blocks.iter().any(goes_on) {
                 break;
+            }
+            for tail in tails {
+                self.give_up_at(tail);
             }
             self.give_up_at(node);
             given_up += 1;
