@@ -90,8 +90,20 @@ CONNECTOR = [
         "test_tail_keys.py",
     ),
     _scheduler(
+        "a request that has stops inside blocks alone gets the first one only",
+        "if tracked.stops or tracked.ends:",
+        "if tracked.stops:",
+        "test_tails.py::test_several_steps_end_inside_one_block",
+    ),
+    _scheduler(
+        "a step ends inside a block where vLLM goes on with wrong states",
+        "inside = (end for end in tracked.ends if self.grid.resumes_at(end, known))",
+        "inside = tuple(tracked.ends)",
+        "test_tails.py::test_no_step_ends_where_vllm_goes_on_with_wrong_states",
+    ),
+    _scheduler(
         "a step ends inside a block where the scheduler cuts",
-        "versions.end_step_at(tracked.request, stop, inside=inside)",
+        "versions.end_step_at(tracked.request, stop, inside=exact)",
         "versions.end_step_at(tracked.request, stop)",
         "test_tails.py::test_a_hint_asks_for_a_tail",
     ),

@@ -295,6 +295,61 @@ def test_a_step_can_end_at_any_token(end: int, ready: StartEngine) -> None:
     assert end in found or not end % N
 
 
+@pytest.mark.parametrize("mode", ["adaptive", "all"])
+@pytest.mark.parametrize("count", [N - 2, 3 * N])
+def test_several_steps_end_inside_one_block(count: int, mode: str, ready: StartEngine) -> None:
+    engine = ready(
+        async_scheduling=False, batched_tokens=400, extra=LARGE | {"checkpoint_mode": mode}
+    )
+    hints = {"checkpoint_at": [3, 8]}
+    found = check(engine, engine.generate(tokens(count, 8), max_tokens=2, hints=hints))[0]
+    assert {3, 8} <= set(found)
+
+
+@pytest.mark.parametrize("mode", ["adaptive", "all"])
+def test_a_fork_of_vllm_survives_a_stop_inside_a_block(mode: str, ready: StartEngine) -> None:
+    engine = ready(
+        async_scheduling=False, batched_tokens=400, extra=LARGE | {"checkpoint_mode": mode}
+    )
+    shared = tokens(2 * N, 50)
+    engine.generate(shared + tokens(2 * N, 1), max_tokens=1, hints={"store": False})
+    hints = {"checkpoint_at": [3]}
+    result = engine.add(shared + tokens(2 * N, 2), max_tokens=2, hints=hints)
+    visited = set[int]()
+    while not result.done:
+        engine.step()
+        visited.add(result.request.num_computed_tokens)
+    engine.run()
+    engine.check_idle()
+    assert {3, 2 * N} <= visited
+
+
+@pytest.mark.parametrize("retention", [None, 0])
+@pytest.mark.parametrize("name", ["mamba2", "gdn-exports", "kda-exports", "two-exporting-kinds"])
+def test_no_step_ends_where_vllm_goes_on_with_wrong_states(
+    name: str, retention: int | None, ready: StartEngine
+) -> None:
+    engine = ready(SHAPES[name], match_unit=4, retention=retention, batched_tokens=400, extra=LARGE)
+    engine.watches_local_cache = True
+    for shared in (N + 4, 2 * N + 8):
+        first = tokens(shared, shared)
+        for last in (1, 2, 2):
+            engine.generate(first + tokens(3 * N + 3, last), max_tokens=2)
+    engine.generate(tokens(4 * N + 3, 7), max_tokens=2, hints={"checkpoint_at": [N + 4]})
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("name", ["mamba2", "gdn-exports", "gdn"])
+def test_a_stop_behind_the_last_boundary_does_not_cost_its_state(
+    name: str, ready: StartEngine
+) -> None:
+    engine = ready(SHAPES[name], batched_tokens=400, extra=LARGE)
+    prompt = tokens(2 * N + 13, 3)
+    hinted = engine.generate(prompt, max_tokens=2, hints={"checkpoint_at": [2 * N + 3]})
+    assert 2 * N + 3 in check(engine, hinted)[0]
+    assert 2 in engine.depths(prompt)
+
+
 class Heard:
     """A cache, and the tails of which the policy has heard that they were left behind."""
 

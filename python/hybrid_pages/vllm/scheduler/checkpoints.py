@@ -92,16 +92,13 @@ class Checkpoints:
             tracked.steer({end // self.grid.block_tokens} - {0})
 
     def _steer_inside(self, tracked: Tracked, ends: set[int]) -> None:
-        """Asks for steps that end after so many tokens, as far as these lie inside blocks, and as
-        vLLM goes on from there with right states.
+        """Asks for steps that end after so many tokens, as far as these lie inside blocks.
 
         Kernels export the state of the last boundary from the step that ends with the prompt. If
         another step ends behind that boundary, one has to end there, too.
         """
         n, tokens = self.grid.block_tokens, tracked.request.num_prompt_tokens
-        inside = {
-            end for end in ends if end % n and end < tokens and self.grid.resumes_at(end, tokens)
-        }
+        inside = {end for end in ends if end % n and end < tokens}
         tracked.steer_inside(inside)
         last = last_boundary(tokens, n)
         if self.grid.exports_states and any(end > last * n for end in inside):
@@ -160,13 +157,16 @@ class Checkpoints:
     def _steer(self, tracked: Tracked, done: int) -> None:
         if done >= tracked.request.num_tokens:
             return  # decoding: every stop has passed
-        n = self.grid.block_tokens
-        ours = {*(stop * n for stop in tracked.stops), *tracked.ends}
+        n, known = self.grid.block_tokens, tracked.request.num_tokens
+        # vLLM goes on from some with wrong states. That depends on how many tokens there are, which
+        # are more for a preempted request: it computes its answer like a prompt.
+        inside = (end for end in tracked.ends if self.grid.resumes_at(end, known))
+        ours = {*(stop * n for stop in tracked.stops), *inside}
         ahead = [tokens for tokens in (tracked.engine_fork, *ours) if tokens > done]
         if ahead:
             stop = min(ahead)
-            inside = stop in ours and not self.grid.drafts
-            versions.end_step_at(tracked.request, stop, inside=inside)
+            exact = stop in ours and not self.grid.drafts
+            versions.end_step_at(tracked.request, stop, inside=exact)
 
     def forget(self) -> None:
         """Forgets earlier requests, since everything computed so far is outdated."""

@@ -73,7 +73,7 @@ class Steps:
             lost = position is not None and self._is_overwritten(tracked, start, start + new_tokens)
             if lost or not self._drafted:
                 self.epochs.distrust(tracked, start // self.grid.hash_tokens)
-        if tracked.stops:
+        if tracked.stops or tracked.ends:
             connection.checkpoints.stepped(tracked, start + new_tokens)
 
     def _is_overwritten(self, tracked: Tracked, start: int, end: int) -> bool:
