@@ -375,6 +375,24 @@ def test_the_end_of_an_answer_supersedes_that_of_its_prompt(count: int, ready: S
     assert tails(engine, result) == [N + 3, N + 7][: 1 + (count > 1)], "there is room for both"
 
 
+def test_the_end_of_the_next_turn_supersedes_the_one_before(start: StartEngine) -> None:
+    engine = start(extra=BACKGROUND)
+    heard = engine.half.connection.stores.cache = Heard(engine.cache)
+    ends, prompt = list[bytes](), tokens(N + 3)
+    for seed in range(3):
+        engine.forget_local()
+        result = engine.generate(prompt, max_tokens=3)
+        assert result.restored_tokens == (len(prompt) - 5 if ends else 0)
+        ends.append(key_after(engine, result, result.request.num_tokens - 1)[1])
+        prompt = [*result.request.all_token_ids, *tokens(4, seed + 1)]
+    engine.check_idle()
+    assert heard.tails == ends[:-1]
+    # A request that stores nothing leaves it alone.
+    engine.forget_local()
+    assert engine.generate(prompt, 3, hints={"store": False}).restored_tokens == len(prompt) - 5
+    assert heard.tails == ends[:-1]
+
+
 # ---- what has none
 
 
