@@ -11,11 +11,12 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from vllm import LLM, SamplingParams
 from vllm.distributed.kv_transfer import get_kv_transfer_group
@@ -25,6 +26,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 import gpu_path
 from hybrid_pages._core import PrefixKeys
 from hybrid_pages.demo.models import FIRST_TOKEN, VOCAB
+from hybrid_pages.vllm.layout.grid import BlockGrid
 
 gpu_path.install()
 
@@ -100,9 +102,24 @@ class Engine:
     """One engine with the connector in it, scheduled asynchronously unless told otherwise."""
 
     def __init__(
-        self, model: Path, settings: Mapping[str, Any] | None = None, **engine_args: Any
+        self,
+        model: Path,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        inside: bool = False,
+        **engine_args: Any,
     ) -> None:
-        self.llm = LLM(
+        """inside: as by default, requests resume inside blocks, too. Else they resume at boundaries
+        alone, where vLLM's own hits are a reference for each bit."""
+        with nullcontext() if inside else mock.patch.object(BlockGrid, "no_tails", "a test's"):
+            self.llm = self._start(model, settings, engine_args)
+        self._finish_start(inside, engine_args)
+
+    @staticmethod
+    def _start(
+        model: Path, settings: Mapping[str, Any] | None, engine_args: Mapping[str, Any]
+    ) -> LLM:
+        return LLM(
             **dict(
                 dict(
                     model=str(model),
@@ -126,6 +143,8 @@ class Engine:
                 **engine_args,
             )
         )
+
+    def _finish_start(self, inside: bool, engine_args: Mapping[str, Any]) -> None:
         self.vllm = self.llm.llm_engine
         self.core = self.vllm.engine_core.engine_core
         self.scheduler = self.core.scheduler
@@ -146,6 +165,9 @@ class Engine:
         self._last_keys: PrefixKeys | None = None
         self._last_place: Any = None
         self._watch()
+        if not inside:
+            lookups = self.half.connection.loads.restores.lookups
+            lookups._look_inside = lambda *args: None
 
     @property
     def half(self) -> Any:

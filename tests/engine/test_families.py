@@ -15,6 +15,7 @@ from hybrid_pages.models.config import Config, find
 from hybrid_pages.models.families import layers_of
 from hybrid_pages.vllm import versions
 from test_detects import zero
+from written import owners, tables_at_the_end, written
 
 HYBRID = [
     "qwen3.5",
@@ -38,7 +39,7 @@ ATTENTION = ["llama", "deepseek"]
 def engine(request, start):
     n = WINDOWS.get(request.param)
     dense = {} if n is None else {"prefix_cache_retention_interval": n}
-    return start(request.param, **dense)
+    return start(request.param, inside=True, **dense)
 
 
 @pytest.fixture(autouse=True)
@@ -198,3 +199,30 @@ def test_zeroed_entries_show(engine: Engine, kind):
     wrong = engine.run(prompt, 8)
     assert wrong.host == reference.host
     assert wrong.distance(reference) > 0.05
+
+
+def test_a_prompt_writes_the_bytes_of_its_tokens_and_no_others(engine: Engine) -> None:
+    worker, grid = engine.worker, engine.half.connection.grid
+    assert worker.report.whole_only is None
+    raw = next(iter(worker._kv_caches.values())).untyped_storage()
+    memory = torch.tensor([], dtype=torch.uint8).set_(raw).numpy()
+    for left in (1, 5, engine.N - 1):
+        prompt = tokens(("part", left), engine.N + left)
+        engine.reset_all()
+        memory[:] = 0
+        tables = tables_at_the_end(engine, prompt)
+        looked_at = 0
+        for each in worker._maps:
+            place = grid.groups[each.group]
+            if each.tokens is None:
+                continue
+            of_bytes = owners(each.tokens)
+            for column, block in enumerate(tables[place.table]):
+                if block == 0:
+                    continue
+                there = min(place.tokens, len(prompt) - column * place.tokens)
+                mine = written(each, memory, raw.data_ptr(), block)
+                assert not mine[of_bytes >= there].any(), (left, column, each)
+                assert mine[of_bytes < there].mean() > 0.5
+                looked_at += 1
+        assert looked_at
