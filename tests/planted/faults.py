@@ -85,8 +85,8 @@ CONNECTOR = [
     ),
     _scheduler(
         "the key of a tail does not name where its images begin",
-        "named[place] = named.get(place, b\"\") + said",
-        "named[0] = named.get(0, b\"\") + said",
+        'named[place] = named.get(place, b"") + said',
+        'named[0] = named.get(0, b"") + said',
         "test_tail_keys.py",
     ),
     _scheduler(
