@@ -90,12 +90,11 @@ def test_a_local_hit_that_ends_inside_a_block_leaves_the_deeper_one_on_the_host(
     engine.generate(deep)
     engine.forget_local()
     engine.generate(short)
-    local = 2 * N + 8 // unit * unit
-    again = engine.generate(deep[: 2 * N + 11])  # the host has nothing deeper for this one
-    assert (again.local_tokens, again.restored_tokens) == (local, 0)
+    again = engine.generate(deep[: 2 * N + 11])  # the host has the end of the short one
+    assert (again.local_tokens, again.restored_tokens) == (2 * N, 9)
     result = engine.generate(deep)
     assert (result.local_tokens, result.restored_tokens) == (2 * N, 2 * N)
-    assert hits(engine) == {"local": local + 2 * N, "host": 2 * N}
+    assert hits(engine) == {"local": 4 * N, "host": 9 + 2 * N}
     engine.check_idle()
 
 
