@@ -364,6 +364,13 @@ def test_one_that_is_too_long_is_refused(engine, tmp_path, capsys):
     assert not engine.prompts
 
 
+def test_one_of_a_single_token_is_never_sent(engine, tmp_path, capsys):
+    path = written(tmp_path, "a.json", [7])
+    assert warm(path, "--url", engine.url) == 1
+    assert "a.json: expected at least 2 tokens, found 1" in capsys.readouterr().out
+    assert not engine.prompts
+
+
 def test_a_bad_file_keeps_everything_back(engine, tmp_path, capsys):
     good, bad = written(tmp_path, "a.txt", "x"), written(tmp_path, "b.json", "{")
     assert warm(good, bad, "--url", engine.url) == 2
@@ -384,7 +391,7 @@ def test_a_server_without_the_connector_is_named(engine, tmp_path, capsys):
     text = written(tmp_path, "a.txt", "Be kind.")
     assert warm(text, "--url", engine.url) == 2
     assert "expected a server with hybrid-pages, found none of its" in capsys.readouterr().err
-    assert [prompt for prompt, _ in engine.prompts] == [(1,)]
+    assert [len(prompt) for prompt, _ in engine.prompts] == [8]
 
 
 def test_without_metrics_it_goes_on(engine, tmp_path, capsys):

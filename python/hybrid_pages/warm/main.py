@@ -20,6 +20,11 @@ from hybrid_pages.warm.visit import visit
 
 _PATIENCE = 5.0
 """Seconds in which the metrics of an engine that was idle come."""
+_LEAST = 2
+"""Tokens of the shortest prompt that is sent: kernels of vLLM 0.32 for CPUs end the engine at one
+of a single token."""
+_GREETING = (1,) * 8
+"""Tokens that any model has."""
 _UNTOLD = (
     "the server does not tell what it restored: start it with --enable-prompt-tokens-details to "
     "have that checked, and what is warm left alone"
@@ -72,6 +77,10 @@ def _warm(server: Server, beginnings: Sequence[Beginning], retain: float) -> lis
 
 
 def _fitting(server: Server, name: str, found: Cut) -> Cut:
+    if len(found.tokens) < _LEAST:
+        raise BeginningError(
+            f"{name}: expected at least {_LEAST} tokens, found {len(found.tokens)}: make it longer"
+        )
     most = server.most_tokens
     if most is not None and len(found.tokens) + 2 > most:
         raise BeginningError(
@@ -99,7 +108,7 @@ def _connector(server: Server, notes: list[str]) -> int | None:
             return int(max((it.value for it in tokens), default=0)) or None
         if until is None:  # an engine says nothing before its first request
             until = time.monotonic() + _PATIENCE
-            server.serve([1], {"store": False})
+            server.serve(_GREETING, {"store": False})
         if time.monotonic() > until:
             raise ServerError(
                 f"{server.base}: expected a server with hybrid-pages, found none of its metrics: "
