@@ -424,7 +424,7 @@ class Cache:
         on, or which it passed.
 
         Until it is used again, the tail goes first when room is needed. One that several requests
-        have continued keeps its worth.
+        have continued keeps its worth, and so does one that is retained.
 
         keys, limit, tail: as in :meth:`lookup`.
         """

@@ -60,7 +60,7 @@ impl Cache {
 
     /// Tells the policies that a request which went on from the tail that ends `keys`, or passed it, has stored a deeper
     /// end: until it is used again, the tail goes before everything else when room is needed. One that several requests
-    /// [went on](Self::continue_tail) from keeps its worth.
+    /// [went on](Self::continue_tail) from keeps its worth, and so does one that is retained.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown namespace, and for keys that do not end in a tail of the block before.

@@ -144,7 +144,7 @@ pub trait Policy: Send {
     }
 
     /// Learns that the entry is of the tail of a conversation that has a later end by now: until it is used again, it
-    /// goes first.
+    /// goes first, unless it is retained.
     fn supersede(&mut self, id: EntryId) {
         let _ = id;
     }

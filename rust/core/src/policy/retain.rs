@@ -153,7 +153,10 @@ impl<P: Policy> Policy for Retaining<P> {
     }
 
     fn supersede(&mut self, id: EntryId) {
-        self.policy.supersede(id);
+        let kept = self.kept.get(&id);
+        if kept.is_none_or(|kept| kept.until <= self.now) {
+            self.policy.supersede(id);
+        }
     }
 
     fn pass_time(&mut self, now: u64) {
@@ -336,6 +339,23 @@ mod tests {
             assert_eq!((policy.kept.len(), policy.ends.len()), (left, left));
         }
         assert_eq!(leaves(&mut policy), (0..many).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn what_is_retained_is_not_superseded() {
+        for (retain, left) in [(0, [2, 1]), (1_000, [1, 2])] {
+            let mut policy = policy();
+            enter(&mut policy, 1, 0, 0);
+            enter(&mut policy, 2, retain, 0);
+            policy.supersede(EntryId(2));
+            at(&mut policy, 1_000);
+            assert_eq!(leaves(&mut policy), left);
+        }
+        let mut policy = policy();
+        enter(&mut policy, 1, 0, 0);
+        enter(&mut policy, 2, 1_000, 0);
+        policy.give_up(EntryId(2));
+        assert_eq!(leaves(&mut policy), [2, 1]);
     }
 
     #[test]
