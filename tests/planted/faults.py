@@ -90,6 +90,24 @@ CONNECTOR = [
         "test_tail_keys.py",
     ),
     _scheduler(
+        "a warmed beginning is superseded by its first user",
+        "self._ends[tail] = answered and is_first",
+        "self._ends[tail] = is_first",
+        "test_tails.py::test_what_was_warmed_is_not_superseded",
+    ),
+    _scheduler(
+        "an end that two requests have had is superseded",
+        "self._ends[tail] = answered and is_first",
+        "self._ends[tail] = answered",
+        "test_tails.py::test_an_end_that_two_requests_have_had_is_not_superseded",
+    ),
+    _scheduler(
+        "a request that was aborted supersedes the turn before",
+        "if aborted(tracked.request) or not ends_here:",
+        "if not ends_here:",
+        "test_tails.py::test_a_turn_that_was_aborted_supersedes_nothing",
+    ),
+    _scheduler(
         "a request that has stops inside blocks alone gets the first one only",
         "if tracked.stops or tracked.ends:",
         "if tracked.stops:",
@@ -438,6 +456,13 @@ RUST = [
         "!index.is_retired(node)\n            && self.marks",
         "it::tails",
         "it::announced",
+    ),
+    _rust(
+        "hybrid-pages",
+        "what is retained is superseded",
+        "if kept.is_none_or(|kept| kept.until <= self.now) {\n            self.policy.supersede",
+        "if kept.is_none_or(|kept| kept.until > 0) {\n            self.policy.supersede",
+        "lib::what_is_retained",
     ),
     _rust(
         "hybrid-pages",

@@ -14,6 +14,7 @@ from vllm.v1.kv_cache_interface import MambaSpec
 
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.scheduler.requests.tails import tail_keys
+from hybrid_pages.vllm.scheduler.requests.turns import Turns
 from simulation.audit import Audit, WrongEntry
 from simulation.copies import Script
 from simulation.engine import Engine, Result, StartEngine
@@ -364,20 +365,47 @@ class Heard:
         self.tails.append(tail)
 
 
-@pytest.mark.parametrize("count", [1, 5])
-def test_the_end_of_an_answer_supersedes_that_of_its_prompt(count: int, ready: StartEngine) -> None:
-    engine = ready(extra=LARGE)
+def listen(engine: Engine) -> list[bytes]:
+    """The tails of which the policy hears from now on that they were left behind."""
     heard = engine.half.connection.stores.cache = Heard(engine.cache)
-    result = engine.generate(tokens(N + 3), max_tokens=count)
-    engine.check_idle()
-    there = [key_after(engine, result, N + 3)[1]]
-    assert heard.tails == (there if count > 1 else [])
-    assert tails(engine, result) == [N + 3, N + 7][: 1 + (count > 1)], "there is room for both"
+    return heard.tails
+
+
+def crowd(engine: Engine, count: int | None = None) -> list[Result]:
+    """One-shot prompts of a tail each: so many, or until something had to leave for one."""
+    results = list[Result]()
+    evicted = engine.cache.stats()["evicted_checkpoints"]
+    while len(results) < (200 if count is None else count):
+        seed = 1000 + len(engine.results)
+        results.append(engine.generate(tokens(5, seed), max_tokens=2))
+        if count is None and engine.cache.stats()["evicted_checkpoints"] > evicted:
+            break
+    return results
+
+
+def test_an_answer_s_end_supersedes_that_of_its_prompt_where_turns_go_on_from_answers(
+    ready: StartEngine,
+) -> None:
+    engine = ready(extra=LARGE)
+    heard, prompt = listen(engine), tokens(N + 3)
+    first = engine.generate(prompt, max_tokens=5)
+    assert heard == [], "the next turn may drop the answer"
+    engine.forget_local()
+    dropped = engine.generate([*prompt, *tokens(6, 1)], max_tokens=5)
+    assert dropped.restored_tokens == N + 3
+    assert heard == [], "it went on from a prompt"
+    engine.forget_local()
+    following = [*first.request.all_token_ids, *tokens(4, 2)]
+    kept = engine.generate(following, max_tokens=5)
+    assert kept.restored_tokens == N + 7
+    assert heard == [key_after(engine, kept, end)[1] for end in (N + 7, len(following))]
+    found = check(engine, kept)[0]
+    assert {N + 7, len(following)} <= set(found), "there is room for all"
 
 
 def test_the_end_of_the_next_turn_supersedes_the_one_before(start: StartEngine) -> None:
     engine = start(extra=BACKGROUND)
-    heard = engine.half.connection.stores.cache = Heard(engine.cache)
+    heard = listen(engine)
     ends, prompt = list[bytes](), tokens(N + 3)
     for seed in range(3):
         engine.forget_local()
@@ -386,11 +414,106 @@ def test_the_end_of_the_next_turn_supersedes_the_one_before(start: StartEngine) 
         ends.append(key_after(engine, result, result.request.num_tokens - 1)[1])
         prompt = [*result.request.all_token_ids, *tokens(4, seed + 1)]
     engine.check_idle()
-    assert heard.tails == ends[:-1]
+    assert heard == ends[:-1]
     # A request that stores nothing leaves it alone.
     engine.forget_local()
     assert engine.generate(prompt, 3, hints={"store": False}).restored_tokens == len(prompt) - 5
-    assert heard.tails == ends[:-1]
+    assert heard == ends[:-1]
+
+
+@pytest.mark.parametrize("extra", [LARGE, BACKGROUND])
+def test_what_was_warmed_is_not_superseded(extra: Any, ready: StartEngine) -> None:
+    engine = ready(extra=extra)
+    heard, system = listen(engine), tokens(N + 3)
+    engine.generate(system, max_tokens=1)
+    engine.forget_local()
+    engine.generate(system, max_tokens=4)  # a prompt that is just that
+    for user in range(3):
+        engine.forget_local()
+        result = engine.generate([*system, *tokens(4, 10 + user)], max_tokens=3)
+        assert result.restored_tokens == N + 3
+        assert heard == []
+
+
+def test_an_end_that_two_requests_have_had_is_not_superseded(ready: StartEngine) -> None:
+    engine = ready(extra=BACKGROUND)
+    heard, prompt = listen(engine), tokens(N + 3)
+    said = [engine.generate(prompt, max_tokens=4).request.all_token_ids for _ in range(2)]
+    assert list(said[0]) == list(said[1])
+    for user in range(2):
+        engine.forget_local()
+        result = engine.generate([*said[user], *tokens(4, 10 + user)], max_tokens=3)
+        assert result.restored_tokens == N + 6
+    assert heard == []
+
+
+def test_an_end_that_was_warmed_is_not_superseded(ready: StartEngine) -> None:
+    engine = ready(extra=BACKGROUND)
+    heard = listen(engine)
+    said = engine.generate(tokens(N + 3), max_tokens=4).request.all_token_ids
+    engine.forget_local()
+    engine.generate(said[: N + 6], max_tokens=1)
+    engine.forget_local()
+    result = engine.generate([*said, *tokens(4, 1)], max_tokens=3)
+    assert result.restored_tokens == N + 6
+    assert heard == []
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_turn_that_was_aborted_supersedes_nothing(asynchronous: bool, ready: StartEngine) -> None:
+    engine = ready(async_scheduling=asynchronous, extra=BACKGROUND)
+    heard = listen(engine)
+    first = engine.generate(tokens(N + 3), max_tokens=4)
+    following = [*first.request.all_token_ids, *tokens(4, 1)]
+    engine.forget_local()
+    result = engine.add(following, max_tokens=12)
+    while result.request.num_output_tokens < 3:
+        engine.step()
+    engine.abort(result)
+    engine.run()
+    assert result.restored_tokens == N + 6
+    assert check(engine, result)[0][-1] > len(following), "its end is stored"
+    assert heard == []
+
+
+def test_of_very_many_ends_the_oldest_are_forgotten() -> None:
+    turns = Turns(most=2)
+    for tail in (b"a", b"b", b"c"):
+        turns.ended(tail, answered=True)
+    assert [turns.supersede(tail) for tail in (b"a", b"b", b"c", b"c")] == [0, 1, 1, 0]
+    turns.forget()
+    assert not turns.supersede(b"b")
+
+
+TIGHT = BACKGROUND | {"host_gb": 0.0001}
+
+
+@pytest.mark.parametrize("policy", ["lru", "reuse"])
+def test_a_warmed_beginning_stays_while_its_users_come(policy: str, ready: StartEngine) -> None:
+    engine = ready(extra=TIGHT | {"policy": policy})
+    assert len(crowd(engine)) > 6
+    system = tokens(5, 1)
+    engine.generate(system, max_tokens=1)
+    for user in range(3):
+        result = engine.generate([*system, *tokens(3, 10 + user)], max_tokens=3)
+        assert result.restored_tokens == len(system)
+        crowd(engine, 2)
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("policy", ["lru", "reuse"])
+def test_the_earlier_end_of_a_conversation_goes_first(policy: str, ready: StartEngine) -> None:
+    engine = ready(extra=TIGHT | {"policy": policy})
+    others = crowd(engine)
+    first = engine.generate(tokens(5, 1), max_tokens=3)
+    second = engine.generate([*first.request.all_token_ids, *tokens(2, 2)], max_tokens=3)
+    assert second.restored_tokens == 7
+    assert tails(engine, second) == [7, 12]
+    there = [tails(engine, other) for other in others]
+    crowd(engine, 1)
+    assert tails(engine, second) == [12]
+    assert [tails(engine, other) for other in others] == there, "older ones stay"
+    engine.check_idle()
 
 
 # ---- what has none

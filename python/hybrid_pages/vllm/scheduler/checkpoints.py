@@ -85,7 +85,7 @@ class Checkpoints:
         tracked.fork = fork
         tracked.run.want_tails([end or request.num_prompt_tokens])
         if not end:  # else that is where the next prompt goes on
-            tracked.left_behind.add(request.num_prompt_tokens)
+            tracked.prompt_end = request.num_prompt_tokens
         tracked.shared.update(tracked.hints.checkpoint_at)
         self._steer_inside(tracked, {end, *tracked.hints.checkpoint_at})
         if not end % self.grid.block_tokens:

@@ -98,7 +98,7 @@ class Steps:
         if tracked.reads_cache is not None:
             tracked.request.skip_reading_prefix_cache = not tracked.reads_cache
             tracked.reads_cache = None
-        tracked.left_behind.add(start)
+        tracked.began.add(start)
         local_tokens = start - tracked.loaded
         tracked.prompt_tokens = tracked.request.num_prompt_tokens
         if self.grid.lookahead:

@@ -464,6 +464,7 @@ class SchedulerHalf:
         if self.connection.connected:
             self.connection.cache.clear()
             self.connection.checkpoints.forget()
+            self.connection.stores.turns.forget()
 
     def _engine_was_reset(self) -> None:
         """Forgets as the engine has, if the settings say so."""

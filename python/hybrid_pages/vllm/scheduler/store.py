@@ -5,7 +5,7 @@ the lease commits, the pins go. A failure anywhere costs that store alone. The c
 in one call per step and one per report. Its questions to the engine go through this module.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from typing import TYPE_CHECKING
 
 from hybrid_pages import Cache, Geometry
@@ -19,7 +19,8 @@ from hybrid_pages.vllm.metrics import Figures
 from hybrid_pages.vllm.scheduler.requests.keys import Keys
 from hybrid_pages.vllm.scheduler.requests.tails import can_have_tails, tail_keys
 from hybrid_pages.vllm.scheduler.requests.tracked import Tracked
-from hybrid_pages.vllm.versions import logger
+from hybrid_pages.vllm.scheduler.requests.turns import Turns
+from hybrid_pages.vllm.versions import aborted, logger
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -82,6 +83,8 @@ class StoreJobs:
         """vLLM's block pool."""
         self.unsent: dict[int, StoreEntries] = {}
         """Jobs of requests that have ended, for the next step's metadata."""
+        self.turns = Turns()
+        """The ends of answers."""
         self._ahead: set[int] = set()
         """Jobs that were ended before their reports arrived."""
 
@@ -115,22 +118,40 @@ class StoreJobs:
         planned = self.core.finish(self, tracked, tables)
         if self._add(planned) and planned is not None and self.has_tails:
             self._tell_policy(tracked, planned[1])
+        end, tail = tracked.tail
+        if tail and end == tracked.run.position and not aborted(tracked.request):
+            self.turns.ended(tail, answered=tracked.request.num_output_tokens > 1)
 
     def _tell_policy(self, tracked: Tracked, stored: StoreEntries) -> None:
-        """Tells the policy which tails an ended request has left behind, if its end is stored, and
-        which it has left for others: those keep their worth when one of them goes on."""
+        """Tells the policy which tails an ended request has left for others, which keep their worth
+        when one of them goes on, and which it has left behind, if its end is stored."""
         n, end = self.grid.block_tokens, tracked.run.position or 0
         namespace, keys = tracked.run.namespace, tracked.keys
         if not can_have_tails(tracked.request):
             return
-        inside = {tokens for tokens in tracked.shared | tracked.left_behind if tokens % n}
+        for tokens in sorted(tracked.shared):
+            if tokens % n:
+                tail = self._tail_key(tracked, tokens)
+                self.cache.continue_tail(namespace, keys, tail, limit=tokens // n)
         ends_here = not end % n or any(tokens is not None for *_, tokens in stored)
-        for tokens in sorted(inside):
-            tail, block = self._tail_key(tracked, tokens), tokens // n
-            if tokens in tracked.shared:
-                self.cache.continue_tail(namespace, keys, tail, limit=block)
-            elif tokens < end and ends_here:
-                self.cache.supersede(namespace, keys, tail, limit=block)
+        if aborted(tracked.request) or not ends_here:
+            return
+        for tokens, tail in self._left_behind(tracked, end):
+            self.cache.supersede(namespace, keys, tail, limit=tokens // n)
+
+    def _left_behind(self, tracked: Tracked, end: int) -> Iterator[tuple[int, bytes]]:
+        """The tails that a request's end supersedes, each with how many tokens end there: the end
+        of the turn before; and that of its own prompt, if the conversation goes on from answers."""
+        own, n = tracked.prompt_end, self.grid.block_tokens
+        goes_on = False
+        for tokens in sorted(tracked.began - tracked.shared):
+            if tokens % n and tokens < end:
+                tail = self._tail_key(tracked, tokens)
+                if self.turns.supersede(tail):
+                    goes_on = True
+                    yield tokens, tail
+        if goes_on and own % n and own < end and own not in tracked.shared:
+            yield own, self._tail_key(tracked, own)
 
     def _add(self, planned: tuple[int, StoreEntries] | None) -> bool:
         if planned is not None:
@@ -149,13 +170,14 @@ class StoreJobs:
         self.figures.count("skipped_entries", entries, reason)
 
     def tail_key(self, tracked: Tracked, tokens: int) -> bytes | None:
-        """The key of the tail that ends after ``tokens``, behind the blocks whose keys were read;
-        None for a request that has no tails."""
+        """The key of the tail that ends after ``tokens``, behind the blocks whose keys were read,
+        and is offered to the cache; None for a request that has no tails."""
         reason = self.no_tails or ("" if can_have_tails(tracked.request) else "embeddings")
         if reason:
             self.skipped_tail(reason)
             return None
-        return self._tail_key(tracked, tokens)
+        tracked.tail = tokens, self._tail_key(tracked, tokens)
+        return tracked.tail[1]
 
     def _tail_key(self, tracked: Tracked, tokens: int) -> bytes:
         block, rest = divmod(tokens, self.grid.block_tokens)
