@@ -13,6 +13,7 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.kv_cache_interface import MambaSpec
 
 from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.scheduler import store
 from hybrid_pages.vllm.scheduler.requests.tails import tail_keys
 from hybrid_pages.vllm.scheduler.requests.turns import Turns
 from simulation.audit import Audit, WrongEntry
@@ -105,6 +106,26 @@ def test_the_end_of_an_answer_is_a_place_to_resume_from(
             assert ends == []
             assert engine.depths(result.request.all_token_ids)[-1] == last // n
     assert not [key for key in counters(engine) if key.startswith("skipped_tails")]
+
+
+@pytest.mark.parametrize("reason", ["", "layout", "unconfirmed", "embeddings"])
+def test_a_tail_that_is_refused_brings_no_pages(
+    reason: str, ready: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = ready(extra=BACKGROUND)
+    if reason == "embeddings":
+        monkeypatch.setattr(store, "can_have_tails", lambda request: False)
+    elif reason:
+        engine.half.connection.stores.no_tails = reason
+    result = engine.generate(tokens(N + 3), max_tokens=6 * N)
+    engine.check_idle()
+    if reason:
+        assert counters(engine)[f"skipped_tails:{reason}"] == 1
+    namespace = engine.cache.namespace(engine.half.epochs.identity(result.request))
+    hit = engine.cache.lookup(namespace, engine.keys_of(result.request))
+    engine.cache.release_namespace(namespace)
+    # Without a state at its end, no state follows the pages of the answer.
+    assert (hit.blocks, hit.pages) == ((1, 1) if reason else (1, 7))
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

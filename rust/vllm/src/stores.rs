@@ -216,28 +216,38 @@ impl<H: Handles> Stores<H> {
         };
         let engine = request.engine();
         let first = tracked.run.offered;
-        let (end, states) = (first.max(reach), self.sources(engine, states)?);
-        let tail = match tail {
-            Some(Tail::State { tokens, blocks }) => Some((tokens, blocks)),
-            Some(Tail::Skipped(reason)) => engine.skipped_tail(reason).map(|()| None)?,
-            None => None,
+        let states = self.sources(engine, states)?;
+        let barred = match (tracked.stores, tracked.stale) {
+            (false, _) => Some("hint"),
+            (true, true) => Some("stale"),
+            (true, false) => None,
         };
+        let tail = match (tail, barred) {
+            (Some(Tail::State { tokens, blocks }), None) => {
+                self.tail_source(request, tokens, &blocks)?
+            }
+            (Some(Tail::State { .. }), Some(reason)) | (Some(Tail::Skipped(reason)), _) => {
+                engine.skipped_tail(reason).map(|()| None)?
+            }
+            (None, _) => None,
+        };
+        // Pages before a tail are of use only if the tail itself is stored.
+        let end = first
+            .max(reach)
+            .max(tail.as_ref().map_or(0, |tail| tail.block));
         if states.is_empty() && first == end && tail.is_none() {
             return Ok(None);
         }
-        let job = if tracked.stores && !tracked.stale {
-            self.offer(request, tracked, first..end, &states, tail)?
-        } else {
-            let (pages, _) = self.columns.pages(request.tables()?, first..end, 0)?;
-            let reason = if tracked.stores { "stale" } else { "hint" };
-            let entries = states.len() + pages.len();
-            if entries > 0 {
-                engine.skipped(reason, entries)?;
+        let job = match barred {
+            None => self.offer(request, tracked, first..end, &states, tail.as_ref())?,
+            Some(reason) => {
+                let (pages, _) = self.columns.pages(request.tables()?, first..end, 0)?;
+                let entries = states.len() + pages.len();
+                if entries > 0 {
+                    engine.skipped(reason, entries)?;
+                }
+                None
             }
-            if tail.is_some() {
-                engine.skipped_tail(reason)?;
-            }
-            None
         };
         tracked.run.offered = end;
         Ok(job)
@@ -267,13 +277,15 @@ impl<H: Handles> Stores<H> {
         Ok(sources)
     }
 
-    /// The key of the tail that ends after so many tokens of a request, and the engine blocks of its entries.
+    /// The key of the tail that ends after so many tokens of a request, and the engine blocks of its entries; `None` if
+    /// it can't be stored, which the engine is told.
     fn tail_source<R: StepRequest<Engine: ServingEngine<Error = R::Error, Handles = H>>>(
         &self,
         request: &R,
         tokens: usize,
         states: &StateBlocks,
     ) -> Result<Option<TailSource>, R::Error> {
+        request.read_keys()?;
         let n = self.rules.block_tokens;
         let (block, tables) = (tokens / n, request.tables()?);
         if request.leading_keys(block).len() < block {
@@ -313,21 +325,17 @@ impl<H: Handles> Stores<H> {
         tracked: &TrackedRun,
         blocks: Range<usize>,
         states: &[StateSource],
-        tail: Option<(usize, StateBlocks)>,
+        tail: Option<&TailSource>,
     ) -> Result<Option<Job>, R::Error> {
         let engine = request.engine();
         request.read_keys()?;
-        let tail = match tail {
-            Some((tokens, states)) => self.tail_source(request, tokens, &states)?,
-            None => None,
-        };
         let room = RoomRequest {
             namespace: tracked.namespace,
             columns: &self.columns,
             tables: request.tables()?,
             blocks,
             states,
-            tail: tail.as_ref(),
+            tail,
             hints: tracked.hints,
         };
         let keys = |limit| Ok(request.leading_keys(limit));

@@ -9,11 +9,11 @@ use super::states::{FoundState, HandOver, LateState, ProvenState, Tail};
 /// The pages and states of a request that are to be stored.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct StorePlan {
-    /// Leading blocks that are filled, have a key and are worth a page.
+    /// Leading blocks that are filled, have a key and are worth a page, even without the tail.
     pub reach: usize,
     /// States that are wanted.
     pub states: Vec<ProvenState>,
-    /// The state behind the last block, if one is wanted there.
+    /// The state behind the last block, if one is wanted there. All pages before it are stored with it.
     pub tail: Option<Tail>,
 }
 
@@ -111,8 +111,7 @@ impl Run {
     ) -> Result<Option<StorePlan>, R::Error> {
         let mut plan = self.completed(rules, (start, end), offers, request)?;
         if let Some(tail) = self.tail_of_step(rules, end, request)? {
-            let before = plan.take().unwrap_or_default();
-            plan = Some(Self::with_tail(rules, end, before, tail, request)?);
+            plan.get_or_insert_default().tail = Some(tail);
         }
         if plan.is_none() {
             self.quiet_until = self.next_due(rules, end, request)?;
@@ -214,33 +213,11 @@ impl Run {
                 .is_none_or(|late| late.state.boundary != last.state.boundary)
         });
         let states = late.into_iter().chain(last).collect();
-        let plan = self.planned(rules, end, states, request)?;
-        match self.tail_at_end(rules, end, request)? {
-            None => Ok(plan),
-            Some(tail) => {
-                let plan = plan.unwrap_or_default();
-                Self::with_tail(rules, end, plan, tail, request).map(Some)
-            }
+        let mut plan = self.planned(rules, end, states, request)?;
+        if let Some(tail) = self.tail_at_end(rules, end, request)? {
+            plan.get_or_insert_default().tail = Some(tail);
         }
-    }
-
-    /// A plan with a tail behind `end` tokens, and with the pages before it.
-    fn with_tail<R: RequestView>(
-        rules: &RunRules,
-        end: usize,
-        plan: StorePlan,
-        tail: Tail,
-        request: &R,
-    ) -> Result<StorePlan, R::Error> {
-        let reach = match tail {
-            Tail::State { .. } => request.keys()?.min(end / rules.block_tokens),
-            Tail::Skipped(_) => 0,
-        };
-        Ok(StorePlan {
-            reach: plan.reach.max(reach),
-            tail: Some(tail),
-            ..plan
-        })
+        Ok(plan)
     }
 
     pub(super) fn planned<R: RequestView>(
