@@ -126,6 +126,12 @@ CONNECTOR = [
         "test_tails.py::test_a_hint_asks_for_a_tail",
     ),
     _scheduler(
+        "an engine that has no tails asks for them",
+        "if self.inside and can_have_tails(tracked.request):",
+        "if can_have_tails(tracked.request):",
+        "test_resumed_inside.py::test_only_engines_that_store_tails_ask_for_them",
+    ),
+    _scheduler(
         "the keys of a page for CPUs have a row for each token",
         "[([(width, 0), (tokens, 1)], item), ([(tokens, 1)], width * item)]",
         "[([(tokens, 1), (width, 0)], item), ([(tokens, 1)], width * item)]",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from hybrid_pages.vllm.processes.agreement import Agreement
 from planted_tails import plant
 from simulation.copies import Script
 from simulation.engine import Engine, StartEngine
@@ -156,6 +159,55 @@ def test_a_tail_behind_a_longer_local_hit_is_not_loaded(start: StartEngine) -> N
     result = engine.generate(LONG[: 2 * N + 14], 1)
     assert (result.local_tokens, result.restored_tokens) == (2 * N + 12, 0)
     engine.check_idle()
+
+
+# ---- who asks
+
+
+class Asked:
+    """A cache, and how often it was asked for tails."""
+
+    def __init__(self, cache: Any) -> None:
+        self.cache, self.times = cache, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cache, name)
+
+    def tail_lengths(self, namespace: int, keys: Any, *, first: int) -> Any:
+        self.times += 1
+        return self.cache.tail_lengths(namespace, keys, first=first)
+
+
+def asked(engine: Engine) -> int:
+    """How often prompts of an engine ask for tails."""
+    engine.generate([7], 1)  # the ranks report with their first step
+    lookups = engine.half.connection.loads.restores.lookups
+    lookups.cache = cache = Asked(lookups.cache)
+    engine.generate(tokens(5), 2)
+    engine.generate(LONG[: 2 * N + 3], 2)
+    engine.check_idle()
+    return cache.times
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [(name, "adaptive") for name in SHAPES] + [("gdn", mode) for mode in ("all", "align", "none")],
+)
+def test_only_engines_that_store_tails_ask_for_them(
+    start: StartEngine, name: str, mode: str
+) -> None:
+    engine = start(SHAPES[name], extra={"checkpoint_mode": mode})
+    count, stores = asked(engine), engine.half.connection.stores
+    assert (count > 0) == (stores.has_tails and not stores.no_tails)
+    if name in ("gdn", "attention-only"):
+        assert (count > 0) == (name == "gdn" and mode in ("adaptive", "all"))
+
+
+def test_nobody_asks_for_tails_if_the_place_of_a_token_is_unknown(
+    start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Agreement, "whole_only", "model.layers.0")
+    assert asked(start()) == 0
 
 
 # ---- failures

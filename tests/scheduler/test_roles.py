@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hybrid_pages.vllm.scheduler.store import StoreJobs
+from planted_tails import plant
 from simulation.copies import Script
 from simulation.engine import Engine, connector
 from simulation.shapes import BLOCK_TOKENS as N
@@ -67,6 +68,17 @@ def test_a_consumer_only_loads(start_as: Any, script: Script, name: str) -> None
         assert engine.generate(prompt, 2 * N).restored_tokens == 4 * N
         assert engine.generate(other).restored_tokens == 0
     assert len(script.of("store")) == stored
+    engine.check_idle()
+
+
+def test_a_consumer_resumes_inside_a_block(start_as: Any) -> None:
+    engine = start_as("kv_consumer", "gdn")
+    prompt = tokens(4 * N + 3)
+    engine.generate([7])  # the ranks report with their first step
+    fill(engine, prompt)
+    plant(engine, prompt, 4 * N + 2)
+    engine.forget_local()
+    assert engine.generate(prompt).restored_tokens == 4 * N + 2
     engine.check_idle()
 
 

@@ -22,8 +22,11 @@ Tables = Sequence[Sequence["int | KVCacheBlock"]]
 """The blocks of a request, or their ids, by vLLM's group."""
 
 
-TAIL_MODES: tuple[CheckpointMode, ...] = ("adaptive", "all")
-"""The checkpoint modes in which states inside blocks are stored: vLLM itself keeps none there."""
+def wants_tails(geometry: Geometry, mode: CheckpointMode) -> bool:
+    """Whether states inside blocks are of use to a model, and wanted: the modes ``none`` and
+    ``align`` want none, since vLLM itself keeps none there."""
+    recurrent = any(item.kind == "recurrent" for item in geometry.classes)
+    return recurrent and mode in ("adaptive", "all")
 
 
 @dataclass(frozen=True)
@@ -153,13 +156,13 @@ class BlockGrid:
             drops_last_block=self.drops_last_block,
             drafts=self.drafts > 0,
             narrow=any(each.is_narrow for each in self.groups),
-            tails=self._tails(mode, stores_in_steps) if places else "never",
+            tails=self._tails(geometry, mode, stores_in_steps),
         )
 
     def _tails(
-        self, mode: CheckpointMode, stores_in_steps: bool
+        self, geometry: Geometry, mode: CheckpointMode, stores_in_steps: bool
     ) -> Literal["never", "at_end", "in_steps"]:
-        if self.no_tails is not None or mode not in TAIL_MODES:
+        if self.no_tails is not None or not wants_tails(geometry, mode):
             return "never"
         return "in_steps" if stores_in_steps else "at_end"
 

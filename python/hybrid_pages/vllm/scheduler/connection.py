@@ -13,7 +13,7 @@ from hybrid_pages.adapter.pool import Slots
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.config.identity import ModelFacts
 from hybrid_pages.vllm.config.settings import Settings
-from hybrid_pages.vllm.layout.grid import BlockGrid
+from hybrid_pages.vllm.layout.grid import BlockGrid, wants_tails
 from hybrid_pages.vllm.messages import Report
 from hybrid_pages.vllm.metrics import Figures
 from hybrid_pages.vllm.processes.agreement import Agreement
@@ -92,6 +92,8 @@ class Connection:
     def __init__(
         self, settings: Settings, engine: EngineFacts, closed: Callable[[Exception], None]
     ) -> None:
+        self._mode = settings.checkpoint_mode
+        """Which states the engines that share them make, whether or not this one stores."""
         if not engine.stores:  # no step has to end for a checkpoint
             settings = dataclasses.replace(settings, checkpoint_mode="none", checkpoint_interval=0)
         self.settings, self.cores, self.model = settings, engine.cores, engine.model
@@ -220,18 +222,21 @@ class Connection:
 
     def _allow_tails(self) -> None:
         """Called when all ranks have reported: allows states inside blocks, if every rank knows
-        where a token lies in its pages."""
+        where a token lies in its pages. An engine that only loads resumes from those that others
+        store."""
         layer, stores = self.agreement.whole_only, self.stores
         stores.no_tails = self.grid.no_tails or ("" if layer is None else "layout")
-        if layer is not None and stores.has_tails:
+        wanted = wants_tails(self.geometry, self._mode)
+        if layer is not None and wanted:
             logger.info(
                 "hybrid-pages: requests resume at multiples of %d tokens only, since it is not "
                 "known where a token of layer %r lies in its pages",
                 self.grid.block_tokens,
                 layer,
             )
-        stores_inside = self.may_store and stores.has_tails and not stores.no_tails
-        self.checkpoints.inside = self.stores_in_steps and stores_inside
+        inside = wanted and not stores.no_tails
+        self.loads.restores.lookups.inside = inside
+        self.checkpoints.inside = inside and self.may_store and self.stores_in_steps
 
     def _connect_tiers(self, arena: Arena) -> None:
         """Opens the tiers below, if any, with what engines of this identity have left there."""

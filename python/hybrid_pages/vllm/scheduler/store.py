@@ -13,7 +13,7 @@ from hybrid_pages._core import StoreEntries
 from hybrid_pages._core import Stores as Core
 from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.vllm.config.settings import CheckpointMode
-from hybrid_pages.vllm.layout.grid import TAIL_MODES, Tables
+from hybrid_pages.vllm.layout.grid import Tables, wants_tails
 from hybrid_pages.vllm.messages import Outcome
 from hybrid_pages.vllm.metrics import Figures
 from hybrid_pages.vllm.scheduler.requests.keys import Keys
@@ -62,9 +62,7 @@ class StoreJobs:
         self.cache, self.keys, self.grid, self.figures = cache, keys, keys.grid, figures
         known = keys.known if keys.names_next else None
         rules = self.grid.rules(geometry, mode, known, stores_in_steps=in_steps)
-        self.has_tails = mode in TAIL_MODES and any(
-            item.kind == "recurrent" for item in geometry.classes
-        )
+        self.has_tails = wants_tails(geometry, mode)
         """Whether states inside blocks are of use, and wanted."""
         self.no_tails = self.grid.no_tails or "unconfirmed"
         """Why none is stored; empty if they are. Until all ranks have reported it is not known

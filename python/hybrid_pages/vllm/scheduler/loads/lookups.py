@@ -37,6 +37,8 @@ class Lookups:
 
     def __init__(self, cache: Cache, keys: Keys) -> None:
         self.cache, self.keys, self.grid = cache, keys, keys.grid
+        self.inside = False
+        """Whether requests may resume inside blocks. If not, nobody is asked for tails."""
 
     def look_up(self, tracked: Tracked, local: int, most: int) -> Depth:
         """How deep a prompt can be resumed, after ``most`` tokens at most.
@@ -52,7 +54,7 @@ class Lookups:
             hit.missing,
             most // n * n if hit.asking else 0,
         )
-        if self.grid.no_tails is None and can_have_tails(tracked.request):
+        if self.inside and can_have_tails(tracked.request):
             self._look_inside(tracked, found, max(hit.host, local // n), most)
         if found.paged <= found.anywhere.tokens:
             found.missing = None
