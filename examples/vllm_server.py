@@ -58,7 +58,7 @@ def hit_tokens(base: str) -> float:
 
 
 def instructions(base: str) -> str:
-    """Some blocks of text: a prompt shorter than one never hits."""
+    """Some blocks of text, for engines that resume at whole blocks only, too."""
     found = re.search(
         r'^vllm:cache_config_info\{.*\bblock_size="(\d+)"', send(f"{base}/metrics"), re.MULTILINE
     )

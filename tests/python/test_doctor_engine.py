@@ -17,13 +17,27 @@ def of_engine(capsys, url: str) -> list[str]:
     return found
 
 
-def test_prompts_are_compared_with_the_block_of_all_groups(capsys, server):
-    """vLLM tells the smallest block of its groups."""
-    text = GOOD.replace('block_size="784"', 'block_size="16"')
+@pytest.mark.parametrize("reason", ["drafts", "narrow_window", "layout"])
+def test_an_engine_that_resumes_at_whole_blocks_only_says_why(capsys, server, reason):
+    text = f'{GOOD}vllm:hybrid_pages_skipped_tails_total{{engine="0",reason="{reason}"}} 9\n'
+    assert of_engine(capsys, server(text)) == ["whole-blocks"]
+    assert of_engine(capsys, server(text.replace("} 9\n", "} 1\n"))) == [], "few"
+    assert of_engine(capsys, server(text.replace(reason, "unknown_token"))) == [], "of a request"
+
+
+def test_short_prompts_are_told_where_they_never_hit(capsys, server):
+    """They are compared with the block of all groups, while vLLM tells the smallest."""
+    text = GOOD.replace('block_size="784"', 'block_size="16"').replace(
+        'le="1000"} 5', 'le="1000"} 9'
+    )
     assert of_engine(capsys, server(text)) == []
     text += 'vllm:hybrid_pages_block_tokens{engine="0"} 1500\n'
-    text = text.replace('le="1000"} 5', 'le="1000"} 9')
-    assert of_engine(capsys, server(text)) == ["short-prompts"]
+    assert of_engine(capsys, server(text)) == []
+    text += 'vllm:hybrid_pages_skipped_tails_total{engine="0",reason="drafts"} 9\n'
+    assert cli.main(["doctor", "--json", "--url", server(text)]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert "multiples of 1500 tokens" in finding["found"]
+    assert finding["found"].endswith("90% of the prompts have at most 1000, and never hit")
 
 
 def test_a_good_engine_has_no_findings(capsys, server):
@@ -114,7 +128,6 @@ def test_the_fix_of_a_remote_failure_is_that_of_the_commonest_reason(capsys, ser
 @pytest.mark.parametrize(
     ("old", "new", "name"),
     [
-        ('le="500"} 1', 'le="500"} 9', "short-prompts"),
         ('disk_lasting{engine="0"} 1', 'disk_lasting{engine="0"} 0', "disk-not-lasting"),
         ('interval="0"', 'interval="4096"', "retention"),
         ('source="host"} 5.0e4', 'source="host"} 0', "no-hits"),
@@ -124,13 +137,6 @@ def test_the_fix_of_a_remote_failure_is_that_of_the_commonest_reason(capsys, ser
 def test_what_an_engine_says_of_itself_is_found(capsys, server, old, new, name):
     assert old in GOOD
     assert of_engine(capsys, server(GOOD.replace(old, new))) == [name]
-
-
-def test_a_question_for_missing_hits_is_answered_with_the_size_of_a_block(capsys, server):
-    url = server(GOOD.replace('source="host"} 5.0e4', 'source="host"} 0'))
-    assert cli.main(["doctor", "--json", "--url", url]) == 1
-    (finding,) = json.loads(capsys.readouterr().out)["findings"]
-    assert "less than a block of 784 tokens" in finding["fix"]
 
 
 def test_an_engine_without_the_connector_is_found(capsys, server):

@@ -43,6 +43,21 @@ def test_published_models(capsys, model, config, n, batched):
     assert cli.main(["plan", model(config)]) == 0
     printed = capsys.readouterr().out
     assert f"N = {n:,} tokens (2N-1 = {batched:,})" in printed
+    assert "at any token where an earlier request ended" in printed
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "reason"),
+    [
+        (QWEN36_27B, [], None),
+        (QWEN36_27B, ["--drafts", "2"], "drafts"),
+        (config_of("LlamaForCausalLM"), [], "no_states"),
+    ],
+)
+def test_what_resumes_at_whole_blocks_only_is_told(capsys, model, config, words, reason):
+    assert planned(capsys, model(config), *words)["whole_blocks_only"] == reason
+    assert cli.main(["plan", model(config), *words]) == 0
+    assert ("multiples of N only" in capsys.readouterr().out) == (reason is not None)
 
 
 def test_the_cpu_of_the_tests_has_other_blocks(capsys, model):
@@ -68,6 +83,8 @@ def test_budgets_hold_what_fits(capsys, model):
     assert modes["none"]["conversations"] == {"host": 0, "disk": 0}
     assert modes["align"]["bytes"] == 10 * page + 8 * checkpoint
     assert modes["all"]["bytes"] == 10 * (page + checkpoint)
+    # All turns but the last end inside blocks, each in a page of its own.
+    assert modes["adaptive, all turns"]["bytes"] == 17 * page + 8 * checkpoint
     last = modes["adaptive, last turn"]
     assert last["bytes"] == 10 * page + checkpoint
     assert last["conversations"] == {
@@ -94,9 +111,12 @@ def test_restoring_pays_from_some_length_on(capsys, model):
     assert planned(capsys, *words)["break_even"] is None
     fast = planned(capsys, *words, "--gb-per-s", "50")
     slow = planned(capsys, *words, "--gb-per-s", "1")
-    # 0.135 ms a token to compute; 1.3 us and a checkpoint of 3.1 ms to copy.
-    assert fast["break_even"]["tokens"] == 784
-    assert slow["break_even"]["tokens"] == 784 * 3
+    # 0.135 ms a token to compute; a page of 1 ms and a checkpoint of 3.1 ms to copy, or 50 times
+    # as long. Then 3 pages pay if the last one is nearly full, and 4 if it is not nearly empty.
+    assert fast["break_even"]["tokens"] == 31
+    assert slow["break_even"]["tokens"] == 2663
+    whole = planned(capsys, *words, "--gb-per-s", "1", "--drafts", "2")
+    assert whole["break_even"]["tokens"] == 3 * whole["block_tokens"]
     never = planned(capsys, *words[:-1], "4000", "--gb-per-s", "0.1")
     assert never["break_even"]["tokens"] is None
 
@@ -125,8 +145,10 @@ def test_memory_grows_with_attention_alone(capsys, model):
     longest = rows[-1]
     assert longest["full_attention_bytes"] == 64 * 4096 << 20
     assert 0.25 < longest["bytes"] / longest["full_attention_bytes"] < 0.251
-    short = planned(capsys, model(QWEN36_27B), "--device", "cpu", "--block-size", "8192")["memory"]
-    assert short[0]["bytes"] == 0
+    words = [model(QWEN36_27B), "--device", "cpu", "--block-size", "8192"]
+    found = planned(capsys, *words)
+    assert found["memory"][0]["bytes"] == found["page_bytes"] + found["checkpoint_bytes"]
+    assert planned(capsys, *words, "--drafts", "2")["memory"][0]["bytes"] == 0
 
 
 def test_a_model_without_states_needs_no_checkpoints(capsys, model):

@@ -39,13 +39,14 @@ def _gib(nbytes: int) -> str:
 
 def _length(it: Situation) -> Iterator[Finding]:
     n, most = it.block_tokens, it.max_model_len
-    if n is not None and most is not None and most <= n:
+    if it.whole_blocks_only and n is not None and most is not None and most <= n:
         yield Finding(
             "prompts-below-block",
             "hits",
-            f"--max-model-len {most} is no longer than a block of {n} tokens, and a shorter prompt "
-            "never hits",
-            "raise --max-model-len, or make blocks smaller (hybrid-pages plan says how)",
+            f"--max-model-len {most} is no longer than a block of {n} tokens, and this engine "
+            "resumes at whole blocks only: no prompt ever hits",
+            "raise --max-model-len, or make blocks smaller; hybrid-pages plan says how, and why "
+            "only whole blocks count",
         )
 
 

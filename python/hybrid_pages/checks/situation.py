@@ -34,6 +34,8 @@ class Situation:
     """Bytes of a page and a checkpoint together."""
     has_states: bool | None = None
     exports_states: bool = False
+    whole_blocks_only: bool | None = None
+    """Whether requests resume at multiples of ``block_tokens`` only, not where others ended."""
     host_bytes: int | None = None
     state_tokens: int | None = None
     """Tokens of the block at whose ends steps of a prompt end; None for ``block_tokens``."""

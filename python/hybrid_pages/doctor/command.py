@@ -299,6 +299,14 @@ def _disk(settings: Settings) -> Iterator[Finding]:
             )
 
 
+def _whole_blocks_only(
+    command: Command, planned: CachePlan | None, settings: Settings | None
+) -> bool | None:
+    if settings is not None and settings.checkpoint_mode in ("none", "align"):
+        return True
+    return None if planned is None else planned.whole_blocks_only(command.drafts()) is not None
+
+
 def _situation(command: Command, planned: CachePlan | None, settings: Settings | None) -> Situation:
     environment = {**os.environ, **command.environment}
     ours = command.ours() or {}
@@ -312,6 +320,7 @@ def _situation(command: Command, planned: CachePlan | None, settings: Settings |
         entry_bytes=None if planned is None else planned.page_bytes + planned.checkpoint_bytes,
         has_states=None if planned is None else planned.checkpoint_bytes > 0,
         exports_states=planned is not None and planned.exports,
+        whole_blocks_only=_whole_blocks_only(command, planned, settings),
         host_bytes=None if settings is None else int(settings.host_gb * GIB),
         state_tokens=None if planned is None else min(it.block_tokens for it in planned.groups),
         max_batched_tokens=command.number("max-num-batched-tokens"),

@@ -34,7 +34,7 @@ def examine(samples: Samples, version: str | None) -> tuple[list[Finding], list[
         )
         return found, skipped
     found += _ours(samples)
-    found += _prompts(samples)
+    found += _whole_blocks(samples)
     found += findings(_situation(samples))
     return found, skipped
 
@@ -140,14 +140,12 @@ def _ours(samples: Samples) -> Iterator[Finding]:
             _ANSWERS_FIX,
         )
     if lookups and not hits:
-        n = _block_tokens(samples)
         yield Finding(
             "no-hits",
             "hits",
             f"{samples.ours('lookups'):.0f} prompts, and no token was found in any cache",
-            f"look at what prompts share: less than a block of {n or 'N'} tokens is never found, "
-            "and where prompts part, the third one resumes, or the second with a hint "
-            "(docs/hints.md)",
+            "look at what prompts share: one goes on where an earlier request ended, and where two "
+            "earlier ones parted; hybrid-pages warm makes known beginnings such places",
         )
     skipped = samples.by_label("skipped_entries", "reason")
     stored = samples.ours("stored_entries")
@@ -280,9 +278,41 @@ def _slowest(samples: Samples) -> float:
     return 1e3 * max((it.value for it in found), default=0.0)
 
 
-def _prompts(samples: Samples) -> Iterator[Finding]:
-    """Prompts below a block, by vLLM's histogram."""
-    n = _block_tokens(samples)
+def _whole_blocks(samples: Samples) -> Iterator[Finding]:
+    """Requests that left no place to resume from inside a block, for a reason of the engine's."""
+    reasons = samples.by_label("skipped_tails", "reason")
+    skipped = {reason: reasons.get(reason, 0) for reason in _WHOLE_BLOCKS}
+    worst = max(skipped, key=lambda reason: skipped[reason])
+    if skipped[worst] <= _MANY_MISSES * samples.ours("lookups"):
+        return
+    n, (why, fix) = _block_tokens(samples), _WHOLE_BLOCKS[worst]
+    yield Finding(
+        "whole-blocks",
+        "hits",
+        f"requests resume at multiples of {n or 'N'} tokens only, since {why}{_short(samples, n)}",
+        fix,
+    )
+
+
+_WHOLE_BLOCKS = {
+    "drafts": (
+        "with drafts no state inside a block is kept",
+        "nothing, if drafts are worth more: without them, requests resume where others have ended",
+    ),
+    "narrow_window": (
+        "a sliding window is narrower than a block",
+        "nothing; smaller blocks: hybrid-pages plan MODEL",
+    ),
+    "layout": (
+        "it is not known where a token lies in the pages of a layer, which the log names",
+        "another --attention-backend or --kv-cache-dtype, if there is one (docs/resume.md)",
+    ),
+}
+"""Why no state inside a block is kept by a whole engine, and what to do about it."""
+
+
+def _short(samples: Samples, n: int | None) -> str:
+    """How many prompts are too short for that, by vLLM's histogram; empty if they are few."""
     buckets: dict[float, float] = {}
     for sample in samples.all("vllm:request_prompt_tokens_bucket"):
         try:
@@ -291,14 +321,7 @@ def _prompts(samples: Samples) -> Iterator[Finding]:
             continue
         buckets[edge] = buckets.get(edge, 0.0) + sample.value
     total = buckets.get(float("inf"), 0.0)
-    if not n or not total:
-        return
-    below = max((edge for edge in buckets if edge < n), default=None)
-    if below is not None and buckets[below] > total / 2:
-        yield Finding(
-            "short-prompts",
-            "hits",
-            f"{buckets[below] / total:.0%} of the prompts have at most {below:.0f} tokens, and one "
-            f"shorter than a block of {n} never hits",
-            "nothing, if that is what you serve; smaller blocks: hybrid-pages plan MODEL",
-        )
+    below = max((edge for edge in buckets if n and edge < n), default=None)
+    if not total or below is None or buckets[below] <= total / 2:
+        return ""
+    return f"; {buckets[below] / total:.0%} of the prompts have at most {below:.0f}, and never hit"

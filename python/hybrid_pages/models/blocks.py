@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from hybrid_pages.models.config import ModelError
 from hybrid_pages.models.layers import Attention, Layer, RecurrentState
@@ -24,6 +25,10 @@ _EXPORT_TOKENS = {"always": 1, "flashinfer": 64, "flashkda": 16}
 """Blocks are multiples of this many tokens, by the kernels that export states
 (``get_prefill_checkpoint_alignment``)."""
 _CPU_LATENT = 16
+
+WholeBlocksOnly = Literal["no_states", "drafts", "narrow_window"]
+"""Why requests resume at multiples of N alone: the model has no recurrent layers, the engine
+guesses tokens, or a sliding window is narrower than a block."""
 
 KERNEL_TOKENS = {"cuda": 16, "cpu": 32}
 """Blocks of attention kernels are multiples of this many tokens, by device
@@ -120,23 +125,42 @@ class CachePlan:
             layer.token_bytes for layer in self.layers if isinstance(layer, Attention)
         )
 
-    def kept_bytes(self, tokens: int, checkpoints: int = 1) -> int:
-        """The bytes that are kept to resume a prompt at its last boundary.
+    def whole_blocks_only(self, drafts: int = 0) -> WholeBlocksOnly | None:
+        """Why requests resume at multiples of N alone; None if also where earlier ones ended.
+
+        Restates ``no_tails`` and ``wants_tails`` of ``hybrid_pages/vllm/layout/grid.py``. Whether
+        the attention kernels are known, only a running engine tells.
+
+        drafts: tokens that are guessed per step.
+        """
+        n = self.block_tokens
+        if not self.checkpoint_bytes:
+            return "no_states"
+        if drafts:
+            return "drafts"
+        windows = (group for group in self.groups if group.window is not None)
+        if any(group.entry_blocks(n) < n // group.block_tokens for group in windows):
+            return "narrow_window"
+        return None
+
+    def kept_bytes(self, tokens: int, checkpoints: int = 1, tails: int = 0) -> int:
+        """The bytes that are kept to resume a prompt at its last boundary, and at some ends.
 
         These are the pages of all blocks, of window layers only those that the window still sees,
-        and the checkpoints.
+        and the checkpoints. The page of a block that is not full takes as much as another.
 
-        tokens: of the prompt. checkpoints: how many are kept.
+        tokens: of the prompt. checkpoints: how many are kept. tails: how many of them are inside
+        blocks; each has a page of its own.
         """
         n = self.block_tokens
         blocks = tokens // n
-        total = checkpoints * self.checkpoint_bytes if blocks else 0
+        total = checkpoints * self.checkpoint_bytes if blocks or tails else 0
         for group in self.groups:
             if not group.is_recurrent:
                 seen = blocks
                 if group.window is not None:
                     seen = min(blocks, max(1, -(-(group.window - 1) // n)))
-                total += self.ranks * seen * group.entry_bytes(n)
+                total += self.ranks * (seen + tails) * group.entry_bytes(n)
         return total
 
 

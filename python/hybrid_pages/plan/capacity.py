@@ -32,24 +32,42 @@ class Kept:
         return budget // self.nbytes if self.nbytes else 0
 
 
-def kept(plan: CachePlan, tokens: int, turns: int) -> list[Kept]:
-    """What each checkpoint mode keeps of conversations of so many tokens in so many turns."""
+def kept(plan: CachePlan, tokens: int, turns: int, drafts: int = 0) -> list[Kept]:
+    """What each checkpoint mode keeps of conversations of so many tokens in so many turns.
+
+    drafts: tokens that are guessed per step.
+    """
     blocks = tokens // plan.block_tokens
     if not plan.checkpoint_bytes:
         nbytes = plan.kept_bytes(tokens)
         return [Kept("any", 0, nbytes, "the model has no states: modes make no difference")]
     per_turn = min(turns, blocks)
+    inside = plan.whole_blocks_only(drafts) is None
+    last = int(inside and tokens % plan.block_tokens > 0)
+    ends, tails = (turns, turns - 1 + last) if inside else (per_turn, 0)
 
-    def of(mode: str, checkpoints: int, cost: str) -> Kept:
-        nbytes = plan.kept_bytes(tokens, checkpoints) if checkpoints else 0
+    def of(mode: str, checkpoints: int, tails: int, cost: str) -> Kept:
+        nbytes = plan.kept_bytes(tokens, checkpoints, tails) if checkpoints else 0
         return Kept(mode, checkpoints, nbytes, cost)
 
     return [
-        of("none", 0, "nothing is ever restored"),
-        of("align", per_turn, "a fork that vLLM has forgotten is computed again each time"),
-        of("all", blocks, "no step more; a checkpoint wherever a step ends, at most these"),
-        of("adaptive, all turns", per_turn, "one step more where a prompt leaves a known prefix"),
-        of("adaptive, last turn", min(1, blocks), "the same; what is resumed last stays longest"),
+        of("none", 0, 0, "nothing is ever restored"),
+        of("align", per_turn, 0, "a fork that vLLM has forgotten is computed again each time"),
+        of(
+            "all",
+            blocks + last,
+            last,
+            "no step more; a checkpoint wherever a step ends, at most these",
+        ),
+        of(
+            "adaptive, all turns", ends, tails, "one step more where a prompt leaves a known prefix"
+        ),
+        of(
+            "adaptive, last turn",
+            min(1, ends),
+            last,
+            "the same; what is resumed last stays longest",
+        ),
     ]
 
 
@@ -80,9 +98,14 @@ def _both_in_each_layer(plan: CachePlan) -> bool:
 
 
 def break_even(
-    plan: CachePlan, *, active_params: float, tflops: float, gb_per_s: float
+    plan: CachePlan,
+    *,
+    active_params: float,
+    tflops: float,
+    gb_per_s: float,
+    drafts: int = 0,
 ) -> int | None:
-    """The least tokens that are faster to restore than to compute; None for never.
+    """The least tokens from which on a restore is faster than computing; None for never.
 
     A token costs ``2 * active_params`` operations (attention's own, which grow with the length, are
     left out, so the real length is shorter), and a restore costs what it copies: pages, of windows
@@ -93,16 +116,27 @@ def break_even(
         active_params: parameters that a token passes.
         tflops: what all ranks together reach in a prefill, in 1e12 operations per second.
         gb_per_s: from host memory to all ranks together, in 1e9 bytes per second.
+        drafts: tokens that are guessed per step.
     """
     compute = 2 * active_params / (tflops * 1e12)
-    n = plan.block_tokens
+    n, inside = plan.block_tokens, plan.whole_blocks_only(drafts) is None
+
+    def paying(blocks: int) -> float:
+        """As many tokens take as long to compute as so many blocks to copy."""
+        nbytes = plan.kept_bytes((blocks - inside) * n, tails=int(inside))
+        return nbytes / (gb_per_s * 1e9) / compute
 
     def pays(blocks: int) -> bool:
-        tokens = blocks * n
-        return compute * tokens > plan.kept_bytes(tokens) / (gb_per_s * 1e9)
+        """Whether a restore of this many blocks always pays, however full the last one is."""
+        return paying(blocks) < ((blocks - 1) * n + 1 if inside else blocks * n)
 
-    # The cost of a token in a restore never grows with the length: once it pays, it always does.
+    # The cost of a token in a restore of whole blocks never grows with the length: once it pays, it
+    # always does.
     most = max(1, _MOST_TOKENS // n)
     if not pays(most):
         return None
-    return (1 + bisect_left(range(1, most), True, key=pays)) * n
+    first = 1 + bisect_left(range(1, most), True, key=pays)
+    if not inside:
+        return first * n
+    least = (first - 1) * n + 1
+    return least if first == 1 else min(least, int(paying(first - 1)) + 1)

@@ -30,17 +30,18 @@ def facts(config: Config, args: SimpleNamespace) -> dict[str, Any]:
     """
     choices = choices_of(args)
     found = _planned(config, choices, args)
+    n, whole_blocks_only = found.block_tokens, found.whole_blocks_only(choices.drafts)
+    inside = whole_blocks_only is None
     context = [
         {
             "tokens": tokens,
-            "bytes": found.kept_bytes(tokens),
+            "bytes": found.kept_bytes(tokens, tails=int(inside and tokens % n > 0)),
             "full_attention_bytes": full_attention_bytes(found, tokens),
         }
         for tokens in CONTEXTS
     ]
-    modes = kept(found, args.conversation, args.turns)
+    modes = kept(found, args.conversation, args.turns, choices.drafts)
     budgets = {"host": args.host_gb, "disk": args.disk_gb}
-    n = found.block_tokens
     return {
         "model": args.model,
         "file": config.file,
@@ -60,6 +61,7 @@ def facts(config: Config, args: SimpleNamespace) -> dict[str, Any]:
         ],
         "block_tokens": n,
         "min_batched_tokens": 2 * n - 1,
+        "whole_blocks_only": whole_blocks_only,
         "bytes_per_token": found.bytes_per_token,
         "page_bytes": found.page_bytes,
         "checkpoint_bytes": found.checkpoint_bytes,
@@ -209,5 +211,6 @@ def _break_even(found: CachePlan, args: SimpleNamespace) -> dict[str, Any] | Non
         active_params=args.active_params * 1e9,
         tflops=args.tflops,
         gb_per_s=args.gb_per_s,
+        drafts=args.drafts or 0,
     )
     return {**given, "tokens": tokens}

@@ -11,6 +11,14 @@ from rich.text import Text
 
 from hybrid_pages import text
 
+_ANYWHERE = "at any token where an earlier request ended, and at multiples of N"
+_WHOLE_BLOCKS = {
+    "no_states": "no layer is recurrent",
+    "drafts": "with drafts no state inside a block is kept",
+    "narrow_window": "a sliding window is narrower than a block",
+}
+"""Where requests resume, and why nowhere else."""
+
 
 def size(nbytes: float) -> str:
     """Bytes in the largest unit of which there is at least one, with four digits."""
@@ -60,7 +68,7 @@ def _layers(facts: dict[str, Any]) -> Table:
     table = _table("Layers, on one rank", "kind", "layers", "<keeps")
     for row in facts["layers"]:
         keeps = (
-            f"{size(row['state_bytes'])} at each boundary"
+            f"{size(row['state_bytes'])} in each checkpoint"
             if "state_bytes" in row
             else f"{size(row['bytes_per_token'])} per token"
         )
@@ -74,9 +82,11 @@ def _sizes(facts: dict[str, Any]) -> list[str]:
     for group in facts["groups"]:
         key = (group["kind"], group["layers"], group["block_tokens"])
         groups[key] = groups.get(key, 0) + 1
+    why = facts["whole_blocks_only"]
     lines = [
-        f"Block           N = {n:,} tokens (2N-1 = {facts['min_batched_tokens']:,}); a prompt "
-        "shorter than N never hits",
+        f"Block           N = {n:,} tokens (2N-1 = {facts['min_batched_tokens']:,})",
+        "Resumes         "
+        + (_ANYWHERE if why is None else f"at multiples of N only, since {_WHOLE_BLOCKS[why]}"),
         "Groups          "
         + ", ".join(
             f"{count} of {layers} ({kind}, blocks of {tokens:,})"

@@ -14,7 +14,7 @@ from hybrid_pages.checks.rules import findings
 from hybrid_pages.checks.situation import Finding, Situation
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.config.settings import Settings
-from hybrid_pages.vllm.layout.grid import BlockGrid
+from hybrid_pages.vllm.layout.grid import BlockGrid, wants_tails
 from hybrid_pages.vllm.versions import logger
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def _situation(
         entry_bytes=sum(item.entry_bytes for item in classes) or None,
         has_states=any(item.kind == "recurrent" for item in classes) if plan else None,
         exports_states=grid.exports_states,
+        whole_blocks_only=_whole_blocks_only(settings, grid, plan),
         host_bytes=int(settings.host_gb * GIB),
         state_tokens=min(each.tokens for each in grid.groups),
         max_batched_tokens=batched,
@@ -88,6 +89,12 @@ def _situation(
         follows_resets=settings.follow_engine_resets,
         checkpoint_mode=settings.checkpoint_mode,
     )
+
+
+def _whole_blocks_only(settings: Settings, grid: BlockGrid, plan: Geometry | None) -> bool | None:
+    if grid.no_tails is not None:
+        return True
+    return None if plan is None else not wants_tails(plan, settings.checkpoint_mode)
 
 
 def _changes_weights(config: "VllmConfig") -> str:
