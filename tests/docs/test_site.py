@@ -167,8 +167,10 @@ def test_drawings_and_tables_are_current(monkeypatch):
         assert draw().text() == written, "run `make docs-pages`"
     for page in models.MODELS.glob("*.md"):
         assert models.current(page.read_text()) == page.read_text(), "run `make docs-pages`"
-    page = figures.PAGE.read_text()
+    page, front = figures.PAGE.read_text(), figures.FRONT.read_text()
     assert figures.current(page) == page, "run `make docs-pages`"
+    assert figures.front(front) == front, "run `make docs-pages`"
+    assert front.count("Prompt tokens that chats compute") == front.count("<!-- resume -->") == 1
 
 
 def test_every_result_is_shown(monkeypatch):

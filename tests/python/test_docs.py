@@ -173,6 +173,7 @@ def test_every_metric_is_listed_with_its_label():
         ("missing_states", "Pages, but no state to resume from"),
         ("skipped_loads", "Found, but not loaded"),
         ("skipped_entries", "Computed, but not stored"),
+        ("skipped_tails", "Ends that were not kept"),
     ],
 )
 def test_every_reason_of_a_miss_has_its_remedy(metric, heading):

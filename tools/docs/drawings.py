@@ -104,6 +104,47 @@ def restore() -> Drawing:
     return it
 
 
+def anywhere() -> Drawing:
+    """Where the next turn of a conversation resumes: at a boundary, or at the last token."""
+    it = Drawing(760, 344, "Where the fourth turn of a conversation resumes")
+    size, ends, end = 784, (0, 520, 1130, 1940), 2090
+
+    def at(tokens: int) -> int:
+        return 150 + round(0.2 * tokens)
+
+    def part(y: int, first: int, last: int, text: str, fill: str = PLAIN) -> None:
+        it.box(at(first), y, at(last) - at(first), 42, text, fill)
+
+    it.words(20, 63, "blocks")
+    it.words(150, 26, "0", "middle")
+    for block in range(3):
+        it.words(at(size * (block + 1)), 26, f"{size * (block + 1):,}", "middle")
+        part(36, size * block, size * (block + 1), "one block", GONE)
+    it.words(20, 129, "conversation")
+    for turn in range(1, 4):
+        part(102, ends[turn - 1], ends[turn], f"turn {turn}")
+    part(102, ends[-1], end, "4")
+    for y, who, resumed in (
+        (168, "whole blocks", 2 * size),
+        (234, "hybrid-pages", ends[-1]),
+    ):
+        it.words(20, y + 18, "turn 4, with")
+        it.words(20, y + 36, who)
+        state = resumed - 130
+        for block in range(3):
+            if size * block < state:
+                part(y, size * block, min(size * (block + 1), state), "page", PAGE)
+        part(y, state, resumed, "C", STATE)
+        if resumed < ends[-1]:
+            part(y, resumed, ends[-1], "again")
+        part(y, ends[-1], end, "4")
+        it.words(636, y + 18, f"computes {end - resumed}")
+        it.words(636, y + 36, "tokens")
+    it.words(150, 304, "C: the checkpoint, the recurrent states after exactly these tokens")
+    it.words(150, 326, "With whole blocks, turn 2 restored nothing: turn 1 fills none.")
+    return it
+
+
 def tiers() -> Drawing:
     """Where pages and checkpoints are kept, and who moves them."""
     it = Drawing(720, 330, "Tiers from the engine to a shared store")
@@ -168,7 +209,14 @@ def life() -> Drawing:
     return it
 
 
-DRAWINGS = {"restore": restore, "resume": resume, "tiers": tiers, "fork": fork, "life": life}
+DRAWINGS = {
+    "anywhere": anywhere,
+    "restore": restore,
+    "resume": resume,
+    "tiers": tiers,
+    "fork": fork,
+    "life": life,
+}
 
 
 def main() -> None:
