@@ -111,7 +111,7 @@ def test_stores_under_way_when_a_wave_ends_are_published_without_another_pass(
         if first.results["r0"].done and group.paused:
             storing_after_the_wave += first.half.storing
             passes.add((first.passes + first.dummies, other.passes + other.dummies))
-    assert in_process or storing_after_the_wave > 100
+    assert storing_after_the_wave > 100
     assert len(passes) <= 1
     assert not first.half.storing
     assert first.depths(PROMPTS[0])[-1:] == [4]

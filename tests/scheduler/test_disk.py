@@ -111,6 +111,17 @@ def test_a_restarted_engine_restores_from_disk(
     engine.check_idle()
 
 
+def test_what_was_stored_last_is_on_the_disk_after_a_shutdown(start: Start, script: Script) -> None:
+    script.delay = lambda kind: 1000 if kind == "store" else 0
+    options: dict[str, Any] = {"in_process": True, "extra": {"store_mode": "background"}}
+    engine = start(**options)
+    result = engine.add(PROMPT)
+    while not result.done:
+        engine.step()
+    assert engine.half.storing, "nothing steps the engine any more"
+    assert start(**options).generate(PROMPT).restored_tokens == 4 * N
+
+
 def test_a_request_holds_no_blocks_while_the_disk_is_read(start: Start) -> None:
     start().generate(PROMPT)
     engine = start()

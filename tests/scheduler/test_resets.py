@@ -14,7 +14,6 @@ from vllm.v1.request import Request, RequestStatus
 import simulation.engine
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.scheduler.stale import epochs
-from hybrid_pages.vllm.worker.half import WorkerHalf
 from simulation.copies import Script
 from simulation.engine import Engine, Result, StartEngine, origin_of
 from simulation.function import continuation
@@ -236,7 +235,7 @@ def test_a_plain_reset_that_vllm_refuses_is_not_followed(start: StartEngine) -> 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 @pytest.mark.parametrize("in_process", [True, False])
-def test_an_idle_engine_in_one_process_has_no_stores_in_flight(
+def test_an_idle_engine_in_one_process_can_be_reset(
     in_process: bool, asynchronous: bool, start: StartEngine, script: Script
 ) -> None:
     script.delay = lambda kind: 1000 if kind == "store" else 0
@@ -248,6 +247,7 @@ def test_an_idle_engine_in_one_process_has_no_stores_in_flight(
     for length in (9 * N + 5, 3 * N):
         run_to(engine, engine.add(tokens(length, length), 2 * N))
         # With stores in flight vLLM's pool is not free, and it can neither be reset nor sleep.
+        assert engine.half.storing
         assert engine.reset_prefix_cache() is in_process
         if not in_process:
             return
@@ -262,7 +262,7 @@ def test_an_idle_engine_in_one_process_has_no_stores_in_flight(
 @pytest.mark.parametrize("runner", [1, 2])
 @pytest.mark.parametrize("asynchronous", [True, False])
 @pytest.mark.parametrize("method", METHODS)
-def test_an_idle_engine_in_one_process_has_no_stores_in_flight_behind_drafts(
+def test_an_idle_engine_in_one_process_can_be_reset_behind_drafts(
     method: str,
     asynchronous: bool,
     runner: int,
@@ -284,8 +284,7 @@ def test_an_idle_engine_in_one_process_has_no_stores_in_flight_behind_drafts(
         beside = engine.add(tokens(length, seed + 10), 2 * N + seed)
         run_to(engine, engine.add(tokens(length, seed), 2 * N + seed))
         run_to(engine, beside)
-        assert not engine.half.storing
-        assert engine.reset_prefix_cache()
+        assert engine.reset_prefix_cache() and not engine.half.storing
     script.delay = lambda kind: 0
     engine.run()
     assert "failures:worker_metadata" not in counters(engine)
@@ -305,25 +304,43 @@ def test_requests_that_others_wait_for_do_not_wait_for_stores(
     engine.check_idle()
 
 
-def test_what_only_the_end_of_a_request_makes_known_is_stored_in_one_process(
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_the_last_token_of_an_answer_waits_for_no_store(
+    asynchronous: bool, start: StartEngine, script: Script
+) -> None:
+    script.delay = lambda kind: 6
+    engine = start(
+        in_process=True,
+        async_scheduling=asynchronous,
+        extra=ROOM | {"store_mode": "background", "checkpoint_mode": "all"},
+    )
+    wait = mock.Mock(wraps=engine.runners[0].connector.worker.engine.wait)
+    with mock.patch.object(engine.runners[0].connector.worker.engine, "wait", wait):
+        result = engine.add(tokens(2 * N + 3), 3 * N - 2)
+        run_to(engine, result)
+        assert engine.half.storing and script.of("store"), "it has begun, and no one waits for it"
+        engine.run()  # an engine with a loop of its own steps on while something is stored
+    wait.assert_not_called()
+    assert engine.depths(result.request.prompt_token_ids + result.tokens)[-1] == 5
+    engine.check_idle()
+
+
+def test_a_request_finds_what_was_stored_while_nothing_stepped(
     start: StartEngine, script: Script
 ) -> None:
-    script.delay = lambda kind: 3
+    script.delay = lambda kind: 1
     extra = ROOM | {"checkpoint_mode": "all", "store_mode": "background"}
     engine = start(in_process=True, requests=1, extra=extra)
-    ended, end_stores = [], WorkerHalf.end_stores
-
-    def watched(half: WorkerHalf, *more: Any) -> Any:
-        ended.append(len(engine.scheduler.waiting))
-        return end_stores(half, *more)
-
-    with mock.patch.object(WorkerHalf, "end_stores", watched):
-        results = [engine.add(tokens(2 * N + 3, i), 3 * N - 2) for i in range(4)]
-        run_to(engine, results[-1])
-    assert ended == [0], "no request waits for copies while another is queued"
-    for result in results:
-        assert engine.depths(result.request.prompt_token_ids + result.tokens)[-1] == 5
+    for seed in range(3):
+        first = engine.add(tokens(2 * N + 3, seed), 3 * N - 2)
+        run_to(engine, first)
+        said = first.request.prompt_token_ids + first.tokens
+        engine.forget_local()
+        again = engine.add(said + tokens(N, 9), 1)
+        run_to(engine, again)
+        assert again.restored_tokens >= 5 * N
     engine.run()
+    assert "failures:worker_metadata" not in counters(engine)
     engine.check_idle()
 
 
@@ -356,8 +373,10 @@ def test_an_error_while_stores_are_ended_does_not_reach_vllm(
     for _ in range(3):
         engine.step()
     with mock.patch.object(engine.runners[0].connector.worker.engine, "wait", side_effect=OSError):
-        engine.run()
+        assert not engine.reset_prefix_cache()
     assert counters(engine)["failures:settle"] == 1
+    script.delay = lambda kind: 0
+    engine.run()
     engine.check_idle()
 
 

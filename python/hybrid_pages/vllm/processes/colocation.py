@@ -38,11 +38,12 @@ def require_machine(what: str, expected: str, found: str) -> None:
 class StoresEnder(Protocol):
     """The part of a worker half that a scheduler half in the same process calls directly."""
 
-    def end_stores(self, more: StepMetadata) -> WorkerMetadata:
-        """Starts more stores, and waits for all stores.
+    def end_stores(self, more: StepMetadata, *, wait: bool) -> WorkerMetadata:
+        """Starts more stores, and with ``wait`` waits for all stores.
 
-        Returns the outcomes of stores that were not reported yet, and those in the last reports,
-        which may not have arrived. Some outcomes may therefore be returned and reported, too.
+        Returns the outcomes of ended stores that were not reported yet, and those in the last
+        reports, which may not have arrived. Some outcomes may therefore be returned and reported,
+        too.
         """
 
 

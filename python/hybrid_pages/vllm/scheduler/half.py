@@ -86,6 +86,7 @@ class SchedulerHalf:
     def bind_manager(self, manager: "KVCacheManager") -> None:
         """Takes vLLM's cache manager, which knows a request's blocks."""
         self.connection.bind_manager(manager)
+        versions.before_resets(manager, lambda: self._end_stores(wait=True))
 
     def bind_pool(self, pool: "BlockPool") -> None:
         """Takes vLLM's block pool, which pins source blocks while they are copied."""
@@ -106,6 +107,8 @@ class SchedulerHalf:
 
     def arrived(self, request: "Request") -> None:
         """Notes a new request, which may wait for its first lookup."""
+        if self._rests:
+            self._end_stores()  # it may go on from what was stored meanwhile
         self._arrived.add(request.request_id)
         if self._early is not None and not request.skip_reading_prefix_cache:
             self._early.arrived(request)
@@ -376,10 +379,15 @@ class SchedulerHalf:
         tracked = self._requests.pop(request.request_id, None)
         if tracked is not None:
             self._forget(tracked, tables)
-        if not self._requests and not self._arrived:
+        if self._rests:
             if self.connection.pace is not None:
                 self.connection.pace.rested()
-            self._settle()
+            self._end_stores()
+
+    @property
+    def _rests(self) -> bool:
+        """Whether there is no request."""
+        return not self._requests and not self._arrived
 
     def _forget(self, tracked: Tracked, tables: Tables) -> None:
         name, failed = tracked.request.request_id, versions.failed(tracked.request)
@@ -414,10 +422,12 @@ class SchedulerHalf:
             self.connection.figures.count("failures", label="finish")
         self.connection.namespaces.release(tracked.run.namespace)
 
-    def _settle(self) -> None:
-        """Ends every store if the worker is in this process.
+    def _end_stores(self, *, wait: bool = False) -> None:
+        """Starts the stores that a step has not taken yet, and publishes those that have ended, if
+        the worker is in this process.
 
-        Such an engine does not step while it is idle: blocks would stay pinned, and it could
+        An engine without a loop of its own does not step while it is idle. Its blocks stay pinned
+        until it is used again. With ``wait``, all stores end first: with a pinned block it could
         neither be reset nor sleep.
         """
         if self.connection.ranks != 1 or not self.storing or self._invalid.expected:
@@ -427,7 +437,7 @@ class SchedulerHalf:
             return
         try:
             step = StepMetadata(half=self.name, stores=self.connection.stores.take_unsent())
-            ended = worker.end_stores(step)
+            ended = worker.end_stores(step, wait=wait)
             ended.stores = self.connection.stores.ahead_of_reports(ended.stores)
             self._ended(ended)
         except Exception:
@@ -435,7 +445,8 @@ class SchedulerHalf:
             self.connection.figures.count("failures", label="settle")
 
     def shutdown(self) -> None:
-        """Ends the recording and the use of the tiers below, if there are any."""
+        """Ends all stores, the recording, and the use of the tiers below, if there are any."""
+        self._end_stores(wait=True)
         if self._recording is not None:
             self._recording.close()
         self._outlook.close()
@@ -489,7 +500,7 @@ class SchedulerHalf:
     def step_stats(self) -> HybridPagesStats | None:
         """The figures that go out with this step: those of a busy engine at intervals, those of one
         that has come to rest at once."""
-        now, busy = time.monotonic(), bool(self._requests or self._arrived or self.storing)
+        now, busy = time.monotonic(), not self._rests or self.storing
         if busy and now < self._figures_from:
             return None
         figures = self.take_stats()

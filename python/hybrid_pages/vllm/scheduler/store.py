@@ -253,10 +253,9 @@ class StoreJobs:
         self.core.ended(self, outcomes, trusted)
 
     def ahead_of_reports(self, outcomes: dict[int, list[Outcome]]) -> dict[int, list[Outcome]]:
-        """The outcomes of one rank whose jobs are in flight. They may be reported again."""
-        found = {job: each for job, each in outcomes.items() if job in self.core}
-        self._ahead = set(found)
-        return found
+        """The outcomes of one rank whose jobs are in flight. Each may be reported again."""
+        self._ahead = set(outcomes)
+        return {job: each for job, each in outcomes.items() if job in self.core}
 
     def count(self) -> None:
         """Brings what was copied and published into the figures."""

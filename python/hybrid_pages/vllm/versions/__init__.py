@@ -10,6 +10,7 @@ Importing this module imports neither torch nor vLLM.
 """
 
 from hybrid_pages.vllm.versions.blocks import (
+    before_resets,
     blocks_to_finish,
     cached_keys,
     carries,
@@ -111,6 +112,7 @@ __all__ = [
     "Kind",
     "Placement",
     "aborted",
+    "before_resets",
     "block_removed",
     "block_stored",
     "blocks_to_finish",

@@ -91,6 +91,22 @@ def _with_group() -> Callable[[bytes, int], bytes]:
     return make_block_hash_with_group_id
 
 
+def before_resets(manager: "KVCacheManager", action: Callable[[], None]) -> None:
+    """Calls ``action`` each time before vLLM empties its own prefix cache.
+
+    It does that only while no block is in use, and has no hook for blocks that a connector still
+    copies. So this wraps the manager's method.
+    """
+    reset: Callable[[], bool] = manager.reset_prefix_cache
+
+    @functools.wraps(reset)
+    def reset_prefix_cache() -> bool:
+        action()
+        return reset()
+
+    vars(manager)["reset_prefix_cache"] = reset_prefix_cache
+
+
 def cached_keys(pool: "BlockPool") -> frozenset[bytes]:
     """Prefix keys of all blocks in vLLM's own prefix cache, of any group."""
     from vllm.v1.core.kv_cache_utils import get_block_hash

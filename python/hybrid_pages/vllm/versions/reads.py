@@ -127,7 +127,9 @@ READS: dict[str, str] = {
         "block_hash block_hash_num_tokens block_id is_null ref_cnt"
     ),
     "vllm.v1.core.kv_cache_manager.KVCacheBlocks": "blocks",
-    "vllm.v1.core.kv_cache_manager.KVCacheManager": ("block_pool coordinator free get_block_ids"),
+    "vllm.v1.core.kv_cache_manager.KVCacheManager": (
+        "block_pool coordinator free get_block_ids reset_prefix_cache"
+    ),
     "vllm.v1.core.kv_cache_coordinator.KVCacheCoordinator": (
         "find_longest_cache_hit single_type_managers"
     ),

@@ -308,10 +308,11 @@ class WorkerHalf:
         received, self._results.received = self._results.received, set()
         return received
 
-    def end_stores(self, more: StepMetadata) -> WorkerMetadata:
+    def end_stores(self, more: StepMetadata, *, wait: bool) -> WorkerMetadata:
         """See :class:`~hybrid_pages.vllm.processes.colocation.StoresEnder`."""
         self.start_stores(more)
-        self._wait_for_stores()
+        if wait:
+            self._wait_for_stores()
         self._collect()
         stores, self._results.metadata.stores = self._results.metadata.stores, {}
         for sent in self._sent:
