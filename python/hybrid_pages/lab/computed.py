@@ -36,7 +36,8 @@ class Computed:
         return found
 
     def blocks(self, tokens: int) -> int:
-        """Different blocks of so many tokens, with the last ones, which are not full."""
+        """How many different blocks of so many tokens there are, with those at the ends of texts,
+        which are not full."""
         depth = [0] * (len(self._nodes) + 1)
         for (parent, _), node in self._nodes.items():  # in order: a parent comes first
             depth[node] = depth[parent] + 1

@@ -14,7 +14,7 @@ pub struct SlotId(pub u32);
 pub struct NamespaceId(pub u32);
 
 /// The engine's chained hash of every token up to a boundary: 8 to 32 bytes, compared whole. One of 31 bytes is the key
-/// of a *tail*: of tokens behind a prefix that fill no block.
+/// of a *tail*: of the tokens behind a prefix's last whole block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PrefixKey {
     bytes: [u8; PrefixKey::MAX_BYTES],

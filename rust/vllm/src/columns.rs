@@ -111,8 +111,9 @@ pub fn sources(parts: &TableParts<'_>, block: usize, ids: &mut Vec<u32>) -> bool
     whole
 }
 
-/// Adds to `ids` the engine blocks that a store of a tail's page reads, of a tail in block `block` that ends after `end`
-/// tokens of the request; 0 for those that lie wholly behind its tokens. Returns false and adds nothing if one is missing.
+/// Adds to `ids` the engine blocks that a store of a tail's page reads, of a tail in block `block` that ends after
+/// `end` tokens of the request; 0 for those that lie wholly behind its tokens. Returns false and adds nothing if one is
+/// missing.
 #[must_use]
 pub fn tail_sources(parts: &TableParts<'_>, block: usize, end: usize, ids: &mut Vec<u32>) -> bool {
     let before = ids.len();

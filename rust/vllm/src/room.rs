@@ -118,7 +118,8 @@ pub fn make_room<T: Tables, K: Deref<Target = [PrefixKey]>>(
     }))
 }
 
-/// The pages of `blocks`, the states and the tail, in the order of class and block, and the list of their engine blocks.
+/// The pages of `blocks`, the states and the tail, in the order of class and block, and the list of their engine
+/// blocks.
 fn sources<T: Tables>(
     request: &RoomRequest<'_, T>,
     blocks: Range<usize>,

@@ -109,8 +109,8 @@ impl TableColumns {
         Ok((pages, ids))
     }
 
-    /// The pages of a tail in block `block` that ends after `end` tokens of the request, and the list of their engine
-    /// blocks; `None` unless the tables have all of them.
+    /// The pages of a tail and the list of their engine blocks; `None` unless the tables have all of them. The tail is
+    /// `tokens` tokens long, lies in block `block`, and ends after `end` tokens of the request.
     ///
     /// # Errors
     /// If the tables can't be read.
@@ -140,8 +140,8 @@ impl TableColumns {
         Ok(Some((pages, ids)))
     }
 
-    /// Reads the engine blocks for a load of `blocks` into a request that resumes after `resumes` tokens. The last block
-    /// may be a tail.
+    /// Reads the engine blocks for a load of `blocks` into a request that resumes after `resumes` tokens. The last
+    /// block may be a tail.
     ///
     /// # Errors
     /// If the tables can't be read.

@@ -1,5 +1,5 @@
-//! Tails: prefixes that end inside a block. Prompts are strings, one letter per block, and a capital letter at the end is
-//! a tail: of one token, if it is an A.
+//! Tails: prefixes that end inside a block. Prompts are strings, one letter per block, and a capital letter at the end
+//! is a tail: of one token, if it is an A.
 
 use crate::tiers_support;
 

@@ -10,8 +10,8 @@ TokenPart: TypeAlias = tuple[int, list[tuple[int, int]], int]
 
 _KERNEL, _HEAD, _TOKEN, _CONTENT = range(4)
 _TILE = 16
-"""Words of a row of an AMX tile. A word has two items, or one of four bytes: of keys those of one
-token, of values those of neighbouring tokens."""
+"""Words of a row of an AMX tile. A word has one item of four bytes, or two smaller ones: of keys
+both are of one token, of values they are of two neighbouring tokens."""
 
 
 def token_parts(

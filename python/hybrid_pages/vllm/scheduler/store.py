@@ -63,10 +63,10 @@ class StoreJobs:
         known = keys.known if keys.names_next else None
         rules = self.grid.rules(geometry, mode, known, stores_in_steps=in_steps)
         self.has_tails = wants_tails(geometry, mode)
-        """Whether states inside blocks are of use, and wanted."""
+        """Whether states inside blocks are of use to the model, and the mode wants them."""
         self.no_tails = self.grid.no_tails or "unconfirmed"
-        """Why none is stored; empty if they are. Until all ranks have reported it is not known
-        where a token lies in their pages."""
+        """Why no state inside a block is stored; empty if they are. Until all ranks have reported,
+        it is not known where a token lies in their pages."""
         columns = self.grid.columns(geometry)
         self.core = Core(geometry, cache, columns, rules, writes=writes)
         """Plans a store of all that a step completes of each request: pages of filled blocks, and
@@ -121,8 +121,9 @@ class StoreJobs:
             self.turns.ended(tail, answered=tracked.request.num_output_tokens > 1)
 
     def _tell_policy(self, tracked: Tracked, stored: StoreEntries) -> None:
-        """Tells the policy which tails an ended request has left for others, which keep their worth
-        when one of them goes on, and which it has left behind, if its end is stored."""
+        """Tells the policy what becomes of the tails of an ended request: those that it has left
+        for other prompts keep their worth when a prompt goes on from there, and those that its own
+        end supersedes go first, if that end is stored."""
         n, end = self.grid.block_tokens, tracked.run.position or 0
         namespace, keys = tracked.run.namespace, tracked.keys
         if not can_have_tails(tracked.request):
@@ -138,8 +139,8 @@ class StoreJobs:
             self.cache.supersede(namespace, keys, tail, limit=tokens // n)
 
     def _left_behind(self, tracked: Tracked, end: int) -> Iterator[tuple[int, bytes]]:
-        """The tails that a request's end supersedes, each with how many tokens end there: the end
-        of the turn before; and that of its own prompt, if the conversation goes on from answers."""
+        """The tails that a request's end supersedes, each with its place in tokens: the end of the
+        turn before; and that of its own prompt, if the conversation goes on from answers."""
         own, n = tracked.prompt_end, self.grid.block_tokens
         goes_on = False
         for tokens in sorted(tracked.began - tracked.shared):

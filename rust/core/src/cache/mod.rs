@@ -251,8 +251,8 @@ impl Cache {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown namespace, a class or block out of range, a tail that is not the last
-    /// key or hangs from another block, and keys that are in use for another prefix; those before the first entry may go
-    /// unread, as chained keys vouch for them. Nothing has changed then.
+    /// key or hangs from another block, and keys that are in use for another prefix; those before the first entry may
+    /// go unread, as chained keys vouch for them. Nothing has changed then.
     pub fn reserve(
         &self,
         namespace: NamespaceId,
@@ -358,8 +358,8 @@ impl Cache {
             .with(|state| state.set_compute_rate(blocks_per_second))?
     }
 
-    /// Says how many tokens a block has, so that reads for a tail are weighed against its tokens. If that is not known, as
-    /// at the beginning, a tail counts as a block.
+    /// Says how many tokens a block has, so that reads for a tail are weighed against its tokens. If that is not known,
+    /// as at the beginning, a tail counts as a block.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for no tokens.

@@ -14,7 +14,8 @@ impl Cache {
     /// [`Arrival::now`](super::Arrival::now). Returns the blocks of the hit. The policy learns nothing else.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace and a time out of range.
+    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace and a time out of
+    /// range.
     pub fn expect(
         &self,
         namespace: NamespaceId,
@@ -26,10 +27,10 @@ impl Cache {
             .with(|state| state.expect(namespace, keys, now, hints))?
     }
 
-    /// Gives up what a prefix has behind its first `first` blocks, in every tier: until it is used again, it goes before
-    /// everything else when room is needed. From the end of the prefix on, that ends at the first boundary where another
-    /// prefix goes on, too. The tails that hang from what is given up are given up with it. Returns the blocks that were
-    /// given up.
+    /// Gives up what a prefix has behind its first `first` blocks, in every tier: until it is used again, it goes
+    /// before everything else when room is needed. It begins at the end of the prefix, and stops at the first boundary
+    /// where another prefix goes on. The tails that hang from what is given up are given up with it. Returns how many
+    /// blocks were given up.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace.

@@ -1,8 +1,8 @@
 //! Everything that the cache's lock guards, and the moves that keep its parts in agreement.
 //!
-//! Each entry in the host is either pinned or left to the host's policy, which may evict it. So `ready slots = free +
-//! pinned + evictable`, always. [`room`](super::room) says how entries leave tiers, [`poll`](super::poll) what the ends of
-//! copies to tiers below and back change.
+//! Each entry in the host is either pinned or left to the host's policy, which may evict it. So
+//! `ready slots = free + pinned + evictable`, always. [`room`](super::room) says how entries leave tiers,
+//! [`poll`](super::poll) what the ends of copies to tiers below and back change.
 
 use super::announced::Announced;
 use super::classes::Classes;

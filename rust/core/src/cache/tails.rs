@@ -17,9 +17,9 @@ pub struct TailLengths {
 }
 
 impl Cache {
-    /// How many tokens the tails have, in any tier, that hang from the boundaries of a prefix: from boundary `first` on,
-    /// as far as the pages of the prefix are known. Boundary 0 is the start of prompts. A [`lookup`](Self::lookup) makes
-    /// known what tiers below have.
+    /// How many tokens the tails have, in any tier, that hang from the boundaries of a prefix: from boundary `first`
+    /// on, as far as the pages of the prefix are known. Boundary 0 is the start of prompts. A [`lookup`](Self::lookup)
+    /// makes known what tiers below have.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown namespace.
@@ -58,9 +58,9 @@ impl Cache {
             .with(|state| state.continue_tail(namespace, keys))?
     }
 
-    /// Tells the policies that a request which went on from the tail that ends `keys`, or passed it, has stored a deeper
-    /// end: until it is used again, the tail goes before everything else when room is needed. One that several requests
-    /// [went on](Self::continue_tail) from keeps its worth, and so does one that is retained.
+    /// Tells the policies that a request which went on from the tail that ends `keys`, or passed it, has stored a
+    /// deeper end: until it is used again, the tail goes before everything else when room is needed. One that several
+    /// requests [went on](Self::continue_tail) from keeps its worth, and so does one that is retained.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown namespace, and for keys that do not end in a tail of the block before.

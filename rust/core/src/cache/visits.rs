@@ -45,6 +45,7 @@ impl Visits {
 
     /// Notes that a request goes on from the tail of this name.
     pub(super) fn continue_tail(&mut self, name: u64) {
+        // The complement of a name stands for a second request that goes on there.
         if self.seen.visit(&[name]) == 1 {
             self.seen.visit(&[!name]);
         }

@@ -21,8 +21,8 @@ impl Roles {
         attention.into_iter().chain(others)
     }
 
-    /// The first block of which a resumption after block `last` needs more than the attention page. `tail`: whether that block is
-    /// a tail, so that windows reach one block further back.
+    /// The first block of which a resumption after block `last` needs more than the attention page. `tail`: whether
+    /// that block is a tail, so that windows reach one block further back.
     pub(crate) fn seen_from(&self, last: usize, tail: bool) -> usize {
         let widest = self.windows.iter().map(|&(_, blocks)| blocks).max();
         let seen = widest.map_or(0, |blocks| blocks + usize::from(tail));

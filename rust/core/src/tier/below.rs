@@ -88,16 +88,16 @@ pub trait Below: Tier {
     /// own.
     fn find(&mut self, key: &EntryKey) -> Found;
 
-    /// Whether a [`find`](Self::find) of the page of a tail is worth its time. `None` if the tier asks somebody: a later
-    /// call tells. The entry does not count as found.
+    /// Whether a [`find`](Self::find) of the page of a tail is worth its time. `None` if the tier asks somebody: a
+    /// later call tells. The entry does not count as found.
     fn may_have(&mut self, key: &EntryKey) -> Option<bool> {
         let _ = key;
         Some(true)
     }
 
     /// Adds the numbers of tokens of the tails that the tier has in a namespace under keys with this
-    /// [`stem`](crate::ids::PrefixKey::stem): in any order, and some maybe twice. Returns whether the tier asks somebody:
-    /// a later call adds more.
+    /// [`stem`](crate::ids::PrefixKey::stem): in any order, and some maybe twice. Returns whether the tier asks
+    /// somebody: a later call adds more.
     fn tail_lengths(&mut self, namespace: &[u8], stem: u64, lengths: &mut Vec<u32>) -> bool {
         let _ = (namespace, stem, lengths);
         false

@@ -45,8 +45,8 @@ impl TokenPart {
     }
 }
 
-/// Calls `each` with the cells of the first `tokens` tokens, as ranges in payload order. The cells of `dims` are `total`
-/// bytes from `start` on, and the first is of token `first`.
+/// Calls `each` with the cells of the first `tokens` tokens, as ranges in payload order. The cells of `dims` are
+/// `total` bytes from `start` on, and the first is of token `first`.
 fn walk(
     dims: &[TokenDim],
     total: usize,

@@ -21,8 +21,8 @@ pub(crate) const fn header_bytes(ranks: usize) -> usize {
 const MARKED: usize = 32;
 
 /// The names of the marks of tails in blocks of so many tokens, each with the numbers of tokens that it stands for. A
-/// *mark* is a value without shards: it says that some tail of a group may have such a number of tokens. The store
-/// keeps what is there, so a list of lengths could not grow.
+/// *mark* is a value without shards: it says that some tail of a group may have such a number of tokens. A value
+/// that is there can't be changed, so a single list of lengths could not grow.
 pub(crate) fn marks(group: u64, block_tokens: usize) -> impl Iterator<Item = (Name, Range<u32>)> {
     let mark = move |from: usize| {
         let end = block_tokens.min(from + MARKED);

@@ -1,7 +1,8 @@
 //! Tails: running states inside blocks.
 //!
-//! After a step the running state stands after exactly the tokens of that step, in the column of the last of them.
-//! The next step overwrites it. So it can be stored where no step follows, or where the store ends with the step.
+//! After a step, the running state includes exactly the tokens up to the step's end, and is in the column of the last
+//! of them. The next step overwrites it. So it can be stored where no step follows, or where the store ends with the
+//! step.
 
 use super::request::RequestView;
 use super::rules::{RunRules, Tails};

@@ -30,7 +30,8 @@ class RequestHints:
     """The valid hints of one request."""
 
     checkpoint_at: tuple[int, ...] = ()
-    """Token positions, each for a checkpoint at the last boundary at or before it."""
+    """Token positions, each for a checkpoint at the last boundary at or before it and, where steps
+    may end inside blocks, at the position itself."""
     session: str | None = None
     """Requests with the same id and the same ``cache_salt`` are turns of one conversation."""
     priority: int = 0

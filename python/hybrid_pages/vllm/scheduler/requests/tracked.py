@@ -132,14 +132,14 @@ class Tracked:
     fork: int = 0
     """Where the prompt leaves an earlier one inside a block, in tokens; 0 if it is not known."""
     shared: set[int] = field(default_factory=set)
-    """After how many tokens of the request the tails end that it leaves for other prompts."""
+    """Where tails end that the request leaves for other prompts, in tokens."""
     tail: tuple[int, bytes] = (0, b"")
     """The last tail that was offered to the cache: after how many tokens it ends, and its key."""
     began: set[int] = field(default_factory=set)
-    """After how many tokens of the request its runs began."""
+    """Where the request's runs began, in tokens."""
     prompt_end: int = 0
-    """Where a state at the end of its prompt ends, in tokens, if its answer alone is expected to go
-    on from there; 0 if not."""
+    """How many tokens its prompt has, if a state is made at its end and only the request's own
+    answer is expected to go on from there; 0 if not."""
 
     @classmethod
     def of(cls, request: "Request", namespace: int, keys: PrefixKeys) -> "Tracked":
