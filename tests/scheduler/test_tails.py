@@ -12,7 +12,7 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.kv_cache_interface import MambaSpec
 
 from hybrid_pages.vllm import versions
-from hybrid_pages.vllm.scheduler import store
+from hybrid_pages.vllm.scheduler import checkpoints, store
 from hybrid_pages.vllm.scheduler.requests.tails import tail_keys
 from hybrid_pages.vllm.scheduler.requests.turns import Turns
 from simulation.audit import Audit, WrongEntry
@@ -112,9 +112,10 @@ def test_the_end_of_an_answer_is_a_place_to_resume_from(
 def test_a_tail_that_is_refused_brings_no_pages(
     reason: str, ready: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = ready(extra=BACKGROUND)
+    engine = ready(extra=LARGE if reason == "embeddings" else BACKGROUND)
     if reason == "embeddings":
-        monkeypatch.setattr(store, "can_have_tails", lambda request: False)
+        for module in (store, checkpoints):
+            monkeypatch.setattr(module, "can_have_tails", lambda request: False)
     elif reason:
         engine.half.connection.stores.no_tails = reason
     result = engine.generate(tokens(N + 3), max_tokens=6 * N)

@@ -16,6 +16,7 @@ from hybrid_pages.vllm.scheduler.answers import Answers
 from hybrid_pages.vllm.scheduler.forks import NOWHERE, Forks
 from hybrid_pages.vllm.scheduler.requests.hints import read_hints
 from hybrid_pages.vllm.scheduler.requests.keys import Keys
+from hybrid_pages.vllm.scheduler.requests.tails import can_have_tails
 from hybrid_pages.vllm.scheduler.requests.tracked import Tracked
 from hybrid_pages.vllm.versions import logger
 
@@ -72,7 +73,7 @@ class Checkpoints:
                 stops.add(admission.fork)
             tracked.run.want([*admission.boundaries, last])
         tracked.steer(stops - {0})
-        if self.inside:
+        if self.inside and can_have_tails(request):
             self._stop_inside(tracked)
 
     def _stop_inside(self, tracked: Tracked) -> None:
