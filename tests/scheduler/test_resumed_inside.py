@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ from hybrid_pages.vllm.processes.agreement import Agreement
 from planted_tails import plant
 from simulation.copies import Script
 from simulation.engine import Engine, StartEngine
-from simulation.function import continuation
 from simulation.runner import Mismatch
 from simulation.shapes import BLOCK_TOKENS as N
 from simulation.shapes import SHAPES
@@ -248,14 +248,23 @@ def test_a_reset_forgets_tails(start: StartEngine) -> None:
     engine.check_idle()
 
 
-def test_a_preempted_request_resumes_inside_its_answer(start: StartEngine) -> None:
-    engine = start()
-    answer = continuation(engine.generate(LONG[: N + 1], 1).origin, LONG[: N + 1], 3 * N)
-    text = [*LONG[: N + 1], *answer]
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_preempted_request_resumes_inside_its_answer(
+    start: StartEngine, asynchronous: bool
+) -> None:
+    engine = start(async_scheduling=asynchronous)
+    prompt = LONG[: N + 1]
+    engine.generate(prompt, 8)  # its end is inside the answer of the next one
     engine.forget_local()
-    plant(engine, text, N + 9)
-    result = engine.generate(text[: N + 11], 2 * N)
-    assert result.restored_tokens == N + 9
+    result = engine.add(prompt, 2 * N)
+    while len(result.tokens) < 12:
+        engine.step()
+    while engine._queue:
+        engine._update(*engine._queue.popleft())
+    engine.scheduler._preempt_request(engine.scheduler.running.pop(), time.monotonic())
+    engine.forget_local()
+    engine.run()
+    assert counters(engine)["preempted_hit_tokens:host"] == N + 8
     engine.check_idle()
 
 
