@@ -398,6 +398,10 @@ class Fake:
             self.local = set() if command == "reset" else self.local
             return {"stored_entries:pages": 1.0}
         salts = [each["salt"] for each in given["prompts"]]
+        # What comes again is not stored, so that it resumes no deeper than vLLM's own hit.
+        assert [each["stored"] for each in given["prompts"]] == [
+            it not in self.seen for it in salts
+        ]
         self.told.append(salts)
         source = "local" if salts[0] in self.local else "host" if salts[0] in self.seen else ""
         self.seen.update(salts)

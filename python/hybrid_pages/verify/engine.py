@@ -23,6 +23,7 @@ from hybrid_pages.adapter.errors import EngineError, SettingsError
 from hybrid_pages.scrape import PREFIX
 from hybrid_pages.verify.tiers import Arranged, EngineStart, arrange
 from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.scheduler.requests.hints import KEY
 
 _LOGPROBS = 5
 _COUNT_SECONDS, _RESET_SECONDS, _SETTLE_SECONDS, _END_SECONDS = 30.0, 60.0, 300.0, 60.0
@@ -91,7 +92,9 @@ class VerifyEngine:
 
     async def _step(self) -> None:
         """Runs a request that is useful only for the figures that its steps bring."""
-        await self.ask([{"tokens": _SOME, "salt": "step", "answer_tokens": 1, "stop": []}])
+        await self.ask(
+            [{"tokens": _SOME, "salt": "step", "answer_tokens": 1, "stop": [], "stored": True}]
+        )
 
     async def _answer(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
         from vllm import SamplingParams
@@ -108,6 +111,7 @@ class VerifyEngine:
                 stop=prompt["stop"] or None,
                 detokenize=reads,
                 logprobs=self._logprobs,
+                extra_args={"kv_transfer_params": {KEY: {"store": prompt["stored"]}}},
             ),
             f"verify-{self._asked}",
             # Each engine core of data parallelism has a cache of its own.

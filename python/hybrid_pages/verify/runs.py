@@ -25,6 +25,9 @@ from hybrid_pages.verify.tiers import HOST, EngineStart
 COLD, COLD_AGAIN, LOCAL, LOCAL_AGAIN = "cold", "cold again", "local hit", "local hit again"
 OWN = (COLD, COLD_AGAIN, LOCAL, LOCAL_AGAIN)
 HALF = "half of an answer"
+_STORED = (COLD, COLD_AGAIN, HALF)
+"""The phases whose prompts are stored. If others were, prompts that come again would leave states
+inside their last block, and later ones would resume deeper than vLLM's own hit."""
 
 
 class EngineCommands(Protocol):
@@ -157,6 +160,7 @@ def _answers(
             "salt": f"{salt}-{index}",
             "answer_tokens": prompt.answer_tokens,
             "stop": prompt.stop,
+            "stored": phase in _STORED,
         }
         for index, prompt in asked
     ]
