@@ -562,9 +562,10 @@ RUST = [
     _rust(
         "hybrid-pages",
         "what others share is given up with a prefix",
-        "if blocks.iter().any(goes_on) {",
-        "if blocks.iter().any(goes_on) && block > keys.len() {",
+        "if !others.iter().all(|child| ends.contains(&key(child))) {",
+        "if !others.iter().all(|child| ends.contains(&key(child)) || block < keys.len()) {",
         "it::cache_hints::what_others_share_is_not_given_up",
+        "it::cache_hints::what_another_goes_on_from_by_a_tail_is_not_given_up",
     ),
     _rust(
         "hybrid-pages",

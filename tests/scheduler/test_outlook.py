@@ -144,9 +144,9 @@ def test_what_was_there_before_the_session_is_left_alone(
             def __getattr__(self, name: str) -> Any:
                 return getattr(cache, name)
 
-            def give_up(self, namespace: int, keys: list[bytes], *, first: int) -> int:
-                asked.append((len(keys), first))
-                return cache.give_up(namespace, keys, first=first)
+            def give_up(self, namespace: int, keys: list[bytes], **how: Any) -> int:
+                asked.append((len(keys), how["first"]))
+                return cache.give_up(namespace, keys, **how)
 
         shared = tokens(2 * N)
         engine.generate(shared + tokens(3, 1))
@@ -158,4 +158,31 @@ def test_what_was_there_before_the_session_is_left_alone(
         engine.half.connection.cache = cache
         assert [first for _, first in asked] == [2, 4]
         assert all(count >= 6 for count, _ in asked)
+        engine.check_idle()
+
+
+def test_what_another_session_goes_on_from_is_left_alone(script: Any) -> None:
+    with Engine(transfer=connector()) as engine:
+        cache, given = engine.cache, list[int]()
+
+        class Recorder:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(cache, name)
+
+            def give_up(self, namespace: int, keys: list[bytes], **how: Any) -> int:
+                given.append(cache.give_up(namespace, keys, **how))
+                return given[-1]
+
+        shared, said = tokens(2 * N), {"session": "a"}
+        prompt = shared + tokens(N + 3, 1)
+        prompt += engine.generate(prompt, hints=said).tokens
+        # The other session hangs from the blocks that are shared by a tail alone.
+        engine.generate(shared + tokens(2, 2), 4)
+        prompt += tokens(2 * N, 3)
+        prompt += engine.generate(prompt, hints=said).tokens + tokens(1, 4)
+        engine.half.connection.cache = Recorder()
+        engine.generate(prompt, N, hints=said | {"release": True})
+        engine.half.connection.cache = cache
+        # The ends of the first two turns are of the same session, and no other goes on from there.
+        assert given == [(len(prompt) + N - 1) // N + 1 - 2]
         engine.check_idle()

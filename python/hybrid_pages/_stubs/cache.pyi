@@ -391,11 +391,13 @@ class Cache:
         first: int = 0,
         stride: int = 1,
         limit: int | None = None,
+        ask: bool = True,
     ) -> tuple[list[tuple[int, list[int]]], bool]:
         """How many tokens the tails have that hang from the boundaries of a prefix, in any tier.
 
         Boundaries count from `first` on, as far as the prefix's pages are known after a
-        :meth:`lookup`. Boundary 0 is the start of prompts.
+        :meth:`lookup`. Boundary 0 is the start of prompts. ask: whether tiers below are asked, too,
+        for tails that are not known yet.
 
         Returns:
             Boundaries that have tails, in blocks, the deepest last, each with the tokens of its
@@ -476,11 +478,29 @@ class Cache:
         now: as in :meth:`admit`. hints: with the seconds to retain it. Returns the hit in blocks.
         """
 
-    def give_up(self, namespace: int, keys: _Keys, *, first: int = 0, stride: int = 1) -> int:
+    def give_up(
+        self,
+        namespace: int,
+        keys: _Keys,
+        *,
+        first: int = 0,
+        stride: int = 1,
+        ends: list[bytes] | None = None,
+    ) -> int:
         """Let a prefix go first, in every tier, until it is used again.
 
-        first: how many leading blocks are left as they are. It begins at the end of the prefix, and
-        ends where another prefix goes on, too. Returns how many blocks were given up.
+        It begins at the end of the prefix, and ends where another prefix goes on, too, be it by a
+        tail.
+
+        Args:
+            namespace: of the prefix.
+            keys: of the prefix.
+            first: how many leading blocks are left as they are.
+            stride: as in :meth:`lookup`.
+            ends: tails on the way that are of this prefix, and are given up with it.
+
+        Returns:
+            How many blocks were given up.
         """
 
     def reserve(

@@ -283,8 +283,8 @@ impl PyCache {
     }
 
     #[pyo3(
-        signature = (namespace, keys, *, first = Whole(0), stride = Whole(1), limit = None),
-        text_signature = "($self, namespace, keys, *, first=0, stride=1, limit=None)"
+        signature = (namespace, keys, *, first = Whole(0), stride = Whole(1), limit = None, ask = true),
+        text_signature = "($self, namespace, keys, *, first=0, stride=1, limit=None, ask=True)"
     )]
     fn tail_lengths(
         &self,
@@ -293,11 +293,12 @@ impl PyCache {
         first: Whole,
         stride: Whole,
         limit: Option<Whole>,
+        ask: bool,
     ) -> PyResult<(Vec<TailsBehind>, bool)> {
         let keys = block_keys(keys, stride, limit)?;
         let found = self
             .inner
-            .tail_lengths(namespace_id(namespace)?, &keys, first.0)
+            .tail_lengths(namespace_id(namespace)?, &keys, first.0, ask)
             .map_err(to_py)?;
         Ok((found.behind, found.asking))
     }
@@ -422,8 +423,8 @@ impl PyCache {
     }
 
     #[pyo3(
-        signature = (namespace, keys, *, first = Whole(0), stride = Whole(1)),
-        text_signature = "($self, namespace, keys, *, first=0, stride=1)"
+        signature = (namespace, keys, *, first = Whole(0), stride = Whole(1), ends = None),
+        text_signature = "($self, namespace, keys, *, first=0, stride=1, ends=None)"
     )]
     fn give_up(
         &self,
@@ -431,10 +432,12 @@ impl PyCache {
         keys: &Bound<'_, PyAny>,
         first: Whole,
         stride: Whole,
+        ends: Option<&Bound<'_, PyList>>,
     ) -> PyResult<usize> {
+        let ends = ends.map_or_else(|| Ok(Vec::new()), tails)?;
         let keys = block_keys(keys, stride, None)?;
         self.inner
-            .give_up(namespace_id(namespace)?, &keys, first.0)
+            .give_up(namespace_id(namespace)?, &keys, first.0, &ends)
             .map_err(to_py)
     }
 

@@ -204,7 +204,7 @@ fn what_is_given_up_goes_first_even_if_it_was_retained() {
             live.run(b"old1", Hints::NONE);
             live.run(b"old2", Hints::NONE);
             live.run(b"gone", hints);
-            let given_up = live.cache.give_up(live.namespace, &keys(b"gone"), 0);
+            let given_up = live.cache.give_up(live.namespace, &keys(b"gone"), 0, &[]);
             assert_eq!(given_up.unwrap(), 4, "{policy}");
             assert_eq!(live.cache.audit(), None);
             assert_eq!(
@@ -228,7 +228,7 @@ fn what_is_given_up_and_comes_all_the_same_is_like_the_rest_again() {
         let mut live = Live::new(policy, 3);
         live.run(b"back", Hints::NONE);
         live.cache
-            .give_up(live.namespace, &keys(b"back"), 0)
+            .give_up(live.namespace, &keys(b"back"), 0, &[])
             .unwrap();
         live.run(b"old1", Hints::NONE);
         live.run(b"back!", Hints::NONE);
@@ -245,7 +245,9 @@ fn what_others_share_is_not_given_up() {
         live.run(b"both:b", Hints::NONE);
         let give_up = |first| {
             let name = keys(b"both:a");
-            live.cache.give_up(live.namespace, &name, first).unwrap()
+            live.cache
+                .give_up(live.namespace, &name, first, &[])
+                .unwrap()
         };
         assert_eq!(
             [give_up(0), give_up(5), give_up(6), give_up(9)],
@@ -254,23 +256,33 @@ fn what_others_share_is_not_given_up() {
     }
 }
 
+/// Stores a prompt and a tail behind it; the prefix that ends in the tail.
+fn with_tail(live: &mut Live, name: &[u8], tokens: u32) -> Vec<PrefixKey> {
+    let mut chain = keys(name);
+    if live.depth(name) < chain.len() {
+        live.run(name, Hints::NONE);
+    }
+    let last = chain.len();
+    chain.push(PrefixKey::tail(chain.last(), &[7; 19], tokens).unwrap());
+    let stored = live
+        .cache
+        .reserve(live.namespace, &chain, &[(0, last), (1, last)]);
+    commit(&mut stored.unwrap());
+    chain
+}
+
 #[test]
-fn the_tails_of_what_is_given_up_go_with_it() {
+fn the_ends_of_what_is_given_up_go_with_it() {
     for policy in ["lru", "reuse"] {
         let mut live = Live::new(policy, 4);
         live.run(b"old1", Hints::NONE);
-        live.run(b"gone", Hints::NONE);
-        let mut chain = keys(b"gone");
-        chain.push(PrefixKey::tail(chain.last(), &[7; 19], 5).unwrap());
-        let mut stored = live
-            .cache
-            .reserve(live.namespace, &chain, &[(0, 4), (1, 4)])
-            .unwrap();
-        commit(&mut stored);
+        let chain = with_tail(&mut live, b"gone", 5);
         let tail = |live: &Live| live.cache.lookup(live.namespace, &chain).unwrap().blocks == 5;
         assert!(tail(&live));
         // An earlier end of the conversation was the tail.
-        let given_up = live.cache.give_up(live.namespace, &keys(b"gone"), 0);
+        let given_up = live
+            .cache
+            .give_up(live.namespace, &chain[..4], 0, &chain[4..]);
         assert_eq!(given_up.unwrap(), 4, "{policy}");
         let leaves = (0..8).any(|number| {
             live.run(&[number; 4], Hints::NONE);
@@ -281,13 +293,32 @@ fn the_tails_of_what_is_given_up_go_with_it() {
 }
 
 #[test]
+fn what_another_goes_on_from_by_a_tail_is_not_given_up() {
+    let mut live = Live::new("lru", 4);
+    with_tail(&mut live, b"both", 5);
+    let other = with_tail(&mut live, b"both", 6);
+    let mut chain = keys(b"both");
+    let give_up = |live: &Live, chain: &[PrefixKey], ends: &[PrefixKey]| {
+        live.cache.give_up(live.namespace, chain, 0, ends).unwrap()
+    };
+    let own = PrefixKey::tail(chain.last(), &[7; 19], 5).unwrap();
+    assert_eq!(give_up(&live, &chain, &[own]), 0);
+    chain.push(own);
+    assert_eq!(give_up(&live, &chain, &[]), 1, "its own end alone");
+    assert_eq!(give_up(&live, &chain, &other[4..]), 5);
+}
+
+#[test]
 fn what_is_not_known_is_neither_expected_nor_given_up() {
     let live = Live::new("reuse", 3);
     let (unknown, name) = (NamespaceId(77), keys(b"none"));
-    assert_eq!(live.cache.give_up(live.namespace, &name, 0).unwrap(), 0);
+    assert_eq!(
+        live.cache.give_up(live.namespace, &name, 0, &[]).unwrap(),
+        0
+    );
     let expect = |namespace, now| live.cache.expect(namespace, &name, now, &retained(1));
     assert_eq!(expect(live.namespace, 1).unwrap(), 0);
     assert!(expect(unknown, 1).is_err());
     assert!(expect(live.namespace, Arrival::MOST_NOW + 1).is_err());
-    assert!(live.cache.give_up(unknown, &name, 0).is_err());
+    assert!(live.cache.give_up(unknown, &name, 0, &[]).is_err());
 }

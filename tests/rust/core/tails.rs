@@ -13,7 +13,9 @@ use tiers_support::{Engine, Handle, LARGE, hybrid};
 
 /// The numbers of tokens of tails behind the boundaries of a prompt, from `first` on.
 fn lengths(cache: &Cache, namespace: NamespaceId, prompt: &str, first: usize) -> TailLengths {
-    cache.tail_lengths(namespace, &keys(prompt), first).unwrap()
+    cache
+        .tail_lengths(namespace, &keys(prompt), first, true)
+        .unwrap()
 }
 
 fn behind(small: &Small, prompt: &str, first: usize) -> Vec<(usize, Vec<u32>)> {

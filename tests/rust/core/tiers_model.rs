@@ -319,7 +319,7 @@ impl World {
                 let (cache, keys) = (&self.engine.cache, keys(&prompt));
                 let blocks = keys.len() - 1;
                 let there = self.engine.hit(&prompt).blocks == keys.len();
-                let lengths = cache.tail_lengths(namespace, &keys[..blocks], blocks);
+                let lengths = cache.tail_lengths(namespace, &keys[..blocks], blocks, true);
                 let behind = lengths.unwrap().behind.pop();
                 let told = behind.is_some_and(|(at, lengths)| {
                     at == blocks && lengths.contains(&keys[blocks].tail_tokens().unwrap())

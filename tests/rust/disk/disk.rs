@@ -45,7 +45,9 @@ fn tails_come_back_after_a_restart_and_are_found_by_their_lengths() {
     let engine = setup.engine();
     assert_eq!(engine.stats().left_over, 2 + 3 * 2);
     let lengths = || {
-        let found = engine.cache.tail_lengths(engine.namespace, &keys("ab"), 0);
+        let found = engine
+            .cache
+            .tail_lengths(engine.namespace, &keys("ab"), 0, true);
         found.unwrap().behind
     };
     assert_eq!(lengths(), [(0, vec![7])]);

@@ -55,7 +55,9 @@ fn tails_of_another_engine_are_found_by_their_lengths() {
     // As a request does: the prefix is looked up, then its tails, and each time it waits for answers.
     assert_eq!(second.ask("abx"), 0);
     let lengths = |engine: &support::Engine| {
-        let found = engine.cache.tail_lengths(engine.namespace, &keys("ab"), 0);
+        let found = engine
+            .cache
+            .tail_lengths(engine.namespace, &keys("ab"), 0, true);
         let found = found.unwrap();
         (!found.asking).then_some(found.behind)
     };
@@ -67,7 +69,9 @@ fn tails_of_another_engine_are_found_by_their_lengths() {
     // A prompt that is shorter than a block asks for what is new, too.
     first.keep("E");
     second.until("listed", |engine| {
-        let found = engine.cache.tail_lengths(engine.namespace, &keys("z"), 0);
+        let found = engine
+            .cache
+            .tail_lengths(engine.namespace, &keys("z"), 0, true);
         engine.ask("z");
         found.unwrap().behind == [(0, vec![5, 7])]
     });

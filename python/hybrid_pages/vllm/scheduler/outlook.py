@@ -39,7 +39,8 @@ class Outlook:
                 first = self._sessions.ended(name, first)
                 if self._expected is not None:
                     self._expected.came(name)
-            self._connection.cache.give_up(tracked.run.namespace, chain, first=first)
+            ends = self._ends(tracked, chain, first)
+            self._connection.cache.give_up(tracked.run.namespace, chain, first=first, ends=ends)
         elif hints.expect_in is not None:
             if self._expected is None:
                 self._expected = self._begin()
@@ -58,6 +59,20 @@ class Outlook:
             parent = chain[-1] if chain else None
             chain += tail_keys(request, parent, blocks * n, [rest])
         return chain
+
+    def _ends(self, tracked: Tracked, chain: list[bytes], first: int) -> list[bytes]:
+        """The keys of the tails inside a request's tokens that hang from blocks behind the first
+        ones: where earlier requests of its conversation ended."""
+        request, n, ends = tracked.request, self._connection.grid.block_tokens, list[bytes]()
+        if can_have_tails(request):
+            behind, _ = self._connection.cache.tail_lengths(
+                tracked.run.namespace, chain, first=first + 1, ask=False
+            )
+            for blocks, lengths in behind:
+                most = min(n - 1, request.num_tokens - blocks * n)
+                fitting = [tokens for tokens in lengths if tokens <= most]
+                ends += tail_keys(request, chain[blocks - 1], blocks * n, fitting)
+        return ends
 
     def _begin(self) -> Expected:
         below = self._connection.disk is not None or self._connection.remote is not None

@@ -29,8 +29,8 @@ impl Cache {
 
     /// Gives up what a prefix has behind its first `first` blocks, in every tier: until it is used again, it goes
     /// before everything else when room is needed. It begins at the end of the prefix, and stops at the first boundary
-    /// where another prefix goes on. The tails that hang from what is given up are given up with it. Returns how many
-    /// blocks were given up.
+    /// where another prefix goes on, be it by a tail. `ends` are tails on the way that are of this prefix: they are
+    /// given up with the boundaries that they hang from. Returns how many blocks were given up.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace.
@@ -39,9 +39,10 @@ impl Cache {
         namespace: NamespaceId,
         keys: &[PrefixKey],
         first: usize,
+        ends: &[PrefixKey],
     ) -> Result<usize> {
         self.locked
-            .with(|state| state.give_up_prefix(namespace, keys, first))?
+            .with(|state| state.give_up_prefix(namespace, keys, first, ends))?
     }
 }
 
@@ -64,6 +65,7 @@ impl CacheState {
         namespace: NamespaceId,
         keys: &[PrefixKey],
         first: usize,
+        ends: &[PrefixKey],
     ) -> Result<usize> {
         self.index.namespaces.check(namespace)?;
         let mut given_up = 0;
@@ -72,15 +74,14 @@ impl CacheState {
                 continue;
             };
             let behind = keys.get(block + 1);
-            let children = self.index.children(node);
-            let (tails, blocks): (Vec<_>, Vec<_>) =
-                children.partition(|&child| self.index.is_tail(child));
-            let goes_on = |&child: &NodeId| Some(&self.index.name(child).1) != behind;
-            if blocks.iter().any(goes_on) {
+            let key = |&child: &NodeId| self.index.name(child).1;
+            let others = self.index.children(node);
+            let others: Vec<_> = others.filter(|child| Some(&key(child)) != behind).collect();
+            if !others.iter().all(|child| ends.contains(&key(child))) {
                 break;
             }
-            for tail in tails {
-                self.give_up_at(tail);
+            for end in others {
+                self.give_up_at(end);
             }
             self.give_up_at(node);
             given_up += 1;

@@ -19,7 +19,7 @@ pub struct TailLengths {
 impl Cache {
     /// How many tokens the tails have, in any tier, that hang from the boundaries of a prefix: from boundary `first`
     /// on, as far as the pages of the prefix are known. Boundary 0 is the start of prompts. A [`lookup`](Self::lookup)
-    /// makes known what tiers below have.
+    /// makes known what tiers below have. `ask` tells whether to ask them, too, for tails that are not known yet.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown namespace.
@@ -28,9 +28,10 @@ impl Cache {
         namespace: NamespaceId,
         keys: &[PrefixKey],
         first: usize,
+        ask: bool,
     ) -> Result<TailLengths> {
         self.locked
-            .with(|state| state.tail_lengths(namespace, keys, first))?
+            .with(|state| state.tail_lengths(namespace, keys, first, ask))?
     }
 
     /// Which of these tails, which hang from the boundary after `blocks` blocks, may be there, in any tier: for those a
@@ -78,6 +79,7 @@ impl CacheState {
         namespace: NamespaceId,
         keys: &[PrefixKey],
         first: usize,
+        ask: bool,
     ) -> Result<TailLengths> {
         self.index.namespaces.check(namespace)?;
         let known = match self.index.roles().attention {
@@ -91,7 +93,7 @@ impl CacheState {
                 break;
             }
             let mut lengths: Vec<u32> = self.index.tail_lengths(namespace, before).collect();
-            if self.tiers.has_lower() {
+            if ask && self.tiers.has_lower() {
                 let identity = self.index.namespaces.identity(namespace);
                 let lower = self.tiers.below.iter_mut();
                 for lower in lower.filter(|_| known - blocks < MOST_ASKED) {
