@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hybrid_pages import InvalidArgumentError
 from hybrid_pages.vllm.scheduler.loads import expected
 from simulation.engine import Engine, connector
 from simulation.shapes import BLOCK_TOKENS as N
@@ -101,11 +102,37 @@ def test_a_lookup_that_fails_is_counted_and_the_next_is_made(
     engine.generate(PROMPT)
     follows = engine.half._outlook._begin()
     engine.half._outlook._expected = follows
-    follows.expect(None, expected.Prefix(99, [b"k" * 32], 0), 0.0)
+    namespace, wrong = engine.half.connection.namespaces.hold(b"", None), [b"short"]
+    follows.expect(None, expected.Prefix(namespace, wrong, 0), 0.0)
     until(lambda: follows.failed == 1)
     assert counters(engine)["failures:lookup"] == 1
-    follows.expect(None, expected.Prefix(99, [b"k" * 32], 0), 0.0)
+    follows.expect(None, expected.Prefix(namespace, wrong, 0), 0.0)
     until(lambda: follows.failed == 2)
+    engine.check_idle()
+
+
+def test_requests_that_come_early_leave_nothing_behind(start: Start) -> None:  # noqa: F811
+    engine = start()
+    engine.generate(tokens(N + 1, 5), hints={"session": "b", "expect_in": 300})
+    for _ in range(9):
+        engine.generate(PROMPT, hints={"session": "a", "expect_in": 600})
+    follows = engine.half._outlook._expected
+    assert len(follows._wanted) == 2
+    assert len(follows._order) <= 5
+    engine.check_idle()
+
+
+def test_the_namespace_of_what_is_expected_is_held(start: Start) -> None:  # noqa: F811
+    engine = start(extra={"tenant_share": 0.5})
+    said = {"session": "a", "expect_in": 600}
+    engine.generate(PROMPT, salt="one", hints=said)
+    (prefix,) = (each.prefix for each in wanted(engine).values())
+    engine.cache.clear()
+    engine.cache.lookup(prefix.namespace, prefix.keys)
+    engine.generate(PROMPT[:2], salt="one", hints={"session": "a"})
+    engine.cache.clear()
+    with pytest.raises(InvalidArgumentError, match="namespace"):
+        engine.cache.lookup(prefix.namespace, prefix.keys)
     engine.check_idle()
 
 

@@ -411,16 +411,18 @@ class SchedulerHalf:
         except Exception:
             logger.exception("a store of request %s could not be planned", name)
             self.connection.figures.count("failures", label="store_plan")
+        kept = False
         try:
             if self._recording is not None:
                 self._recording.finished(tracked)
             self.connection.checkpoints.finished(tracked)
             if not failed and self.connection.serving:
-                self._outlook.ended(tracked)
+                kept = self._outlook.ended(tracked)
         except Exception:
             logger.exception("the policy was not told the end of %s", name)
             self.connection.figures.count("failures", label="finish")
-        self.connection.namespaces.release(tracked.run.namespace)
+        if not kept:
+            self.connection.namespaces.release(tracked.run.namespace)
 
     def _end_stores(self, *, wait: bool = False) -> None:
         """Starts the stores that a step has not taken yet, and publishes those that have ended, if

@@ -27,11 +27,12 @@ class Outlook:
             if self._expected is not None:
                 self._expected.came(name)
 
-    def ended(self, tracked: Tracked) -> None:
-        """Called when a request has ended and its stores are planned."""
+    def ended(self, tracked: Tracked) -> bool:
+        """Called when a request has ended and its stores are planned. Returns whether this keeps
+        its hold on its namespace, for the session's next request."""
         hints, name = tracked.hints, _name(tracked)
         if not (hints.release or hints.expect_in is not None):
-            return
+            return False
         chain = self._chain(tracked)
         if hints.release:
             first = tracked.known
@@ -45,7 +46,8 @@ class Outlook:
             if self._expected is None:
                 self._expected = self._begin()
             prefix = Prefix(tracked.run.namespace, chain, hints.priority)
-            self._expected.expect(name, prefix, hints.expect_in)
+            return self._expected.expect(name, prefix, hints.expect_in)
+        return False
 
     def _chain(self, tracked: Tracked) -> list[bytes]:
         """The keys of all that a request has computed, that of its tail included."""
@@ -75,8 +77,12 @@ class Outlook:
         return ends
 
     def _begin(self) -> Expected:
-        below = self._connection.disk is not None or self._connection.remote is not None
-        return Expected(self._connection.cache, below=below and self._connection.may_load)
+        connection = self._connection
+        below = connection.may_load and (
+            connection.disk is not None or connection.remote is not None
+        )
+        release = connection.namespaces.release
+        return Expected(connection.cache, below=below, release=release)
 
     def observe(self) -> None:
         """Adds what was brought to the figures."""

@@ -8,7 +8,7 @@ import heapq
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ class Prefix(NamedTuple):
     """What a request is expected to begin with."""
 
     namespace: int
+    """It is held, and may have no boundary in the host any more."""
     keys: Sequence[bytes]
     priority: int
 
@@ -51,13 +52,15 @@ class Expected:
         cache: of the engine.
         below: whether there is a tier below that prefixes can be brought back from. Without one,
             the host retains them from the beginning.
+        release: gives back the hold on a prefix's namespace. Any thread may call it.
     """
 
-    def __init__(self, cache: Cache, *, below: bool) -> None:
-        self._cache, self._below = cache, below
+    def __init__(self, cache: Cache, *, below: bool, release: Callable[[int], None]) -> None:
+        self._cache, self._below, self._release = cache, below, release
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._order: list[tuple[float, int]] = []
+        """A heap of times and numbers. Numbers that are not wanted any more are passed over."""
         self._wanted: dict[int, _Wanted] = {}
         self._sessions: dict[bytes, int] = {}
         self._numbers = itertools.count()
@@ -67,43 +70,48 @@ class Expected:
         self.failed = 0
         """How many could not be looked up."""
 
-    def expect(self, session: bytes | None, prefix: Prefix, seconds: float) -> None:
+    def expect(self, session: bytes | None, prefix: Prefix, seconds: float) -> bool:
         """Expects a request in so many seconds, unless there are too many others.
 
-        session: its name; a session has one next request.
+        session: its name; a session has one next request. Returns whether the hold on the prefix's
+        namespace is kept, to be given back later.
         """
         if not self._below:
             self._retain(prefix, seconds)
-            return
+            return False
         if session is not None:
             self.came(session)
         now = time.monotonic()
         with self._changed:
             if self._closed or len(self._wanted) >= MOST:
-                return
-            number = next(self._numbers)
-            self._wanted[number] = _Wanted(prefix, session, now + seconds)
-            if session is not None:
-                self._sessions[session] = number
-            heapq.heappush(self._order, (now + max(seconds - LEAD, 0.0), number))
+                return False
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="hybrid-pages-expected", daemon=True
                 )
                 self._thread.start()
+            number = next(self._numbers)
+            self._wanted[number] = _Wanted(prefix, session, now + seconds)
+            if session is not None:
+                self._sessions[session] = number
+            if len(self._order) > 2 * len(self._wanted):
+                self._order = [each for each in self._order if each[1] in self._wanted]
+                heapq.heapify(self._order)
+            heapq.heappush(self._order, (now + max(seconds - LEAD, 0.0), number))
             self._changed.notify()
+        return True
 
     def came(self, session: bytes) -> None:
         """Called when a request of a session comes: it is not expected any more."""
         if session in self._sessions:
             with self._changed:
-                self._wanted.pop(self._sessions.pop(session, -1), None)
+                self._drop(self._sessions.get(session, -1))
 
     def clear(self) -> None:
         """Expects nothing any more."""
         with self._changed:
-            self._wanted.clear()
-            self._sessions.clear()
+            for number in list(self._wanted):
+                self._drop(number)
             self._order.clear()
 
     def close(self) -> None:
@@ -114,6 +122,12 @@ class Expected:
         if self._thread is not None:
             self._thread.join(10)
 
+    def _drop(self, number: int) -> None:
+        if (wanted := self._wanted.pop(number, None)) is not None:
+            if wanted.session is not None:
+                self._sessions.pop(wanted.session, None)
+            self._release(wanted.prefix.namespace)
+
     # ---- the thread
 
     def _run(self) -> None:
@@ -122,17 +136,20 @@ class Expected:
                 wanted = self._wanted.get(number)
             if wanted is None:
                 continue
-            again = False
+            again, failure = False, None
             try:
                 again = self._bring(wanted)
             except Exception as error:
-                self.failed += 1
-                logger.warning("an expected prefix could not be looked up: %s", error)
+                failure = error
             with self._changed:
+                # One that came meanwhile has given its namespace back.
+                if failure is not None and number in self._wanted:
+                    self.failed += 1
+                    logger.warning("an expected prefix could not be looked up: %s", failure)
                 if again and number in self._wanted:
                     heapq.heappush(self._order, (time.monotonic() + _AGAIN, number))
-                elif self._wanted.pop(number, None) and wanted.session is not None:
-                    self._sessions.pop(wanted.session, None)
+                else:
+                    self._drop(number)
 
     def _due(self) -> int | None:
         """Waits for the next prefix that is to be brought. None after the end."""
