@@ -10,6 +10,7 @@ import pytest
 from hybrid_pages.vllm import versions
 from simulation.engine import Engine, StartEngine
 from simulation.function import Image
+from simulation.local_cache import WrongCached
 from simulation.runner import Mismatch, Runner
 from simulation.shapes import BLOCK_TOKENS as N
 from simulation.shapes import SHAPES
@@ -174,6 +175,9 @@ def test_a_hash_alone_proves_nothing(start: StartEngine, monkeypatch: pytest.Mon
     engine.generate(prompt, 1)
     assert 5 * N in {count for _, _, count in offers}, "its block holds the state after 72 tokens"
     assert engine.depths(prompt) == [9]
+    with pytest.raises(WrongCached, match=r"that of 80 tokens .* holds the state after 72"):
+        engine.local_cache.check(anew=True)
+    engine.forget_local()  # vLLM's own cache is as wrong as its hashes
     engine.check_idle()
 
 

@@ -239,7 +239,7 @@ impl Scene {
             self.cache.finish(self.namespace, &keys, 3, 5)?;
             self.filling.push(self.cache.reserve_hinted(
                 self.namespace,
-                &tiers_support::cache_support::keys(["ABC", "ABD", "XYZ", "ab"][now as usize]),
+                &tiers_support::cache_support::keys(["pqr", "pqs", "tuv", "ab"][now as usize]),
                 &PAGES[..2],
                 &hints,
             )?);
@@ -286,6 +286,12 @@ fn check_closed(scene: Scene, call: isize) {
         failed("admit", cache.admit(namespace, &keys, arrival).err());
         failed("finish", cache.finish(namespace, &keys, 1, 1).err());
         failed("unwritten", cache.unwritten(namespace, &keys, 0).err());
+        let lengths = cache.tail_lengths(namespace, &keys, 0, true);
+        failed("tail_lengths", lengths.err());
+        failed("has_tails", cache.has_tails(namespace, 3, &[]).err());
+        failed("give_up", cache.give_up(namespace, &keys, 0, &[]).err());
+        let expected = cache.expect(namespace, &keys, 9, &Hints::NONE);
+        failed("expect", expected.err());
         failed("reserve", cache.reserve(namespace, &keys, &PAGES).err());
         let mut shown = 0;
         let each = |_: usize, _: usize, _: &[SlotId]| shown += 1;
