@@ -273,9 +273,9 @@ pub struct Case {
     pub seed: u64,
 }
 
-/// Stores and loads a case on every rank, against a model that moves one byte at a time. Where a page has not all of its
-/// tokens, the engine's blocks hold other bytes behind them, of which the model has none. Returns how many such pages
-/// there were.
+/// Stores and loads a case on every rank, against a model that moves one byte at a time. Where a page has not all of
+/// its tokens, the engine's blocks hold other bytes behind them, of which the model has none. Returns how many such
+/// pages there were.
 pub fn check<E: Engine>(
     case: &Case,
     memory: impl Fn(Vec<u8>) -> Memory + Copy,
