@@ -118,18 +118,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn after_a_panic_nothing_is_done_and_the_first_one_is_named() {
-        let guarded = Guarded::new(1);
-        assert_eq!(guarded.with(|value| *value += 1), Ok(()));
-        assert_eq!(guarded.failure(), None);
-        let first = guarded.with(|_| panic!("one {}", 1)).unwrap_err();
-        let mut done = false;
-        assert_eq!(guarded.with(|_| done = true), Err(first.clone()));
-        assert!(!done && first.to_string().contains("(one 1)"), "{first}");
-        assert_eq!(guarded.failure(), Some(first));
-    }
-
-    #[test]
     fn whoever_waits_comes_before_the_one_who_has_just_had_it() {
         for _ in 0..100 {
             let guarded = Guarded::new(Vec::new());

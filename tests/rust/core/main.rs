@@ -19,6 +19,7 @@ mod hints_model;
 #[path = "../shared/live_cache.rs"]
 mod live_cache;
 mod plain_tier;
+mod policies;
 mod policy_cache;
 mod restores;
 mod tails;

@@ -53,29 +53,3 @@ impl Seen {
         self.young.allocation_size() + self.old.allocation_size()
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_prompt_is_seen_as_far_as_an_earlier_one_went() {
-        let mut seen = Seen::new(16);
-        assert_eq!(seen.visit(&[1, 2, 3]), 0);
-        assert_eq!(seen.visit(&[1, 2, 4]), 2);
-        assert_eq!(seen.visit(&[1, 2, 4, 5]), 3);
-        assert_eq!(seen.visit(&[7, 2, 4]), 0);
-    }
-
-    #[test]
-    fn what_is_met_again_and_again_outlives_many_others_in_constant_memory() {
-        let mut seen = Seen::new(8);
-        let bytes = seen.bytes();
-        seen.visit(&[1, 2]);
-        for name in 100..1_000 {
-            assert_eq!(seen.visit(&[1, 2, name]), 2);
-        }
-        assert_eq!(seen.visit(&[100]), 0);
-        assert_eq!(seen.bytes(), bytes);
-    }
-}
