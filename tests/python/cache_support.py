@@ -26,12 +26,15 @@ def layer(name: str, size: int) -> Layer:
     return Layer(name, [Segment("data", "uint8", [size])])
 
 
-def hybrid(*, ranks: int = 1, window_tokens: int | None = None) -> Geometry:
+def hybrid(
+    *, ranks: int = 1, window_tokens: int | None = None, block_tokens: int = 16
+) -> Geometry:
     """A page of one slot per rank, a checkpoint of three, a window page of one."""
     groups = [Group("attention", [layer("a", 64)]), Group("recurrent", [layer("r", 160)])]
     if window_tokens is not None:
         groups.append(Group("window", [layer("w", 64)], window_tokens=window_tokens))
-    return Geometry(block_tokens=16, groups=groups, ranks=ranks, identity={"model": "tiny"})
+    identity = {"model": "tiny"}
+    return Geometry(block_tokens=block_tokens, groups=groups, ranks=ranks, identity=identity)
 
 
 def make(slots: int = 64, *, slot_bytes: int = SLOT_BYTES, **geometry) -> tuple[Cache, int]:

@@ -39,6 +39,7 @@ class Process:
         *,
         identity: bytes = IDENTITY,
         ranks: int = 1,
+        block_tokens: int = 16,
         ready: bool = True,
         deadline_ms: int = 2000,
         staging_bytes: int = 1 << 20,
@@ -47,7 +48,7 @@ class Process:
         environment: dict[str, str] | None = None,
     ) -> None:
         self.ranks = ranks
-        geometry = hybrid(ranks=ranks)
+        geometry = hybrid(ranks=ranks, block_tokens=block_tokens)
         slot_bytes = SLOT_BYTES * ranks
         self.arena = Arena.create(geometry, slot_bytes=slot_bytes, slots=SLOTS)
         words = [f"{name}={value}" for name, value in (environment or {}).items()]

@@ -62,7 +62,7 @@ def test_another_process_learns_how_long_tails_are(fake):
     for prompt in ("abC", "abE", "O"):
         first.store(prompt)
     assert first.stats()["writes"] == 2 + 3 * 2
-    assert len(fake.values()) == 2 + 3 * 2 + 2  # and a mark behind each block that has tails
+    assert len(fake.values()) == 2 + 3 * 2 + 4  # and two marks behind each block that has tails
     second = fake.process()
 
     def told(asked):
@@ -88,13 +88,30 @@ def test_another_process_learns_how_long_tails_are(fake):
     assert first.failures() == second.failures() == {}
     # What is there is left as it is.
     second.store("abG")
-    assert (second.failures(), len(fake.values())) == ({}, 12)
+    assert (second.failures(), len(fake.values())) == ({}, 14)
 
 
-def test_a_damaged_mark_hides_tails_and_is_written_anew(fake):
+def test_where_there_are_no_tails_one_question_is_asked_of_each_block(fake):
+    fake.process(block_tokens=784).store("ab")
+    second = fake.process(block_tokens=784)
+    assert second.depth("ab") == 2
+    before = second.stats()["asked"]
+    for prompt, questions in (("", 1), ("a", 2), ("ab", 3)):
+
+        def asked(prompt: str = prompt):
+            return second.cache.tail_lengths(second.namespace, keys(prompt))
+
+        wait("the store has answered", lambda asked=asked: not asked()[1])
+        assert (asked()[0], second.stats()["asked"] - before) == ([], questions)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_damaged_mark_hides_tails_and_is_written_anew(fake, which):
     first = fake.process()
     first.store("C")
-    (mark,) = (value for value in fake.values() if value.stat().st_size < 150)
+    marks = [value for value in fake.values() if value.stat().st_size < 150]
+    assert len(marks) == 2
+    mark = marks[which]
     mark.write_bytes(mark.read_bytes()[:-1] + b"?")
     second = fake.process()
 

@@ -18,7 +18,7 @@ use crate::options::MooncakeOptions;
 use crate::shared::MooncakeShared;
 use crate::state::{Get, HelperWork, KnownEntry, MooncakeState, PORTION, Put};
 use crate::stats::MooncakeFailure;
-use crate::value::marks;
+use crate::value::{first_mark, marks};
 
 /// Most entries of the store that the cache keeps track of. The store's own limit is unknown.
 const MOST_ENTRIES: u64 = 1 << 20;
@@ -107,8 +107,12 @@ impl Mooncake {
         let group = tail_group(&key.namespace, stem);
         let mut marks = marks(group, shared.block_tokens);
         let mark = marks.find(|(_, marked)| marked.contains(&tokens));
-        // It is written with every tail, since the store may have evicted it.
-        if let Some((name, _)) = mark.filter(|(name, _)| !state.is_waiting(name)) {
+        // They are written with every tail, since the store may have evicted them.
+        let names = mark.map(|(name, _)| [first_mark(group), name]);
+        for name in names.into_iter().flatten() {
+            if state.is_waiting(&name) {
+                continue;
+            }
             state.put(Put {
                 copy: None,
                 name,
@@ -263,12 +267,18 @@ impl Below for Mooncake {
         (known != KnownEntry::Asking).then_some(matches!(known, KnownEntry::Here(_)))
     }
 
-    /// Adds the lengths that are marked. If the store has to be asked, it is asked about all marks at once.
+    /// Adds the lengths that are marked. Of a group without tails the store is asked one question; of others, in a
+    /// later call, about all marks at once.
     fn tail_lengths(&mut self, namespace: &[u8], stem: u64, lengths: &mut Vec<u32>) -> bool {
         let shared = &self.shared;
         let mut state = shared.state();
-        let mut asking = false;
-        for (name, marked) in marks(tail_group(namespace, stem), shared.block_tokens) {
+        let group = tail_group(namespace, stem);
+        let mut asking =
+            match self.known_or_asked(&mut state, first_mark(group), shared.mark_class()) {
+                KnownEntry::Here(_) => false,
+                known => return known == KnownEntry::Asking,
+            };
+        for (name, marked) in marks(group, shared.block_tokens) {
             match self.known_or_asked(&mut state, name, shared.mark_class()) {
                 KnownEntry::Here(_) => lengths.extend(marked),
                 KnownEntry::Asking => asking = true,

@@ -20,6 +20,11 @@ pub(crate) const fn header_bytes(ranks: usize) -> usize {
 /// Numbers of tokens that share a mark.
 const MARKED: usize = 32;
 
+/// The name of the mark that says that a group has tails. The others are asked for only if it is there.
+pub(crate) fn first_mark(group: u64) -> Name {
+    mark_name(group, u64::MAX)
+}
+
 /// The names of the marks of tails in blocks of so many tokens, each with the numbers of tokens that it stands for. A
 /// *mark* is a value without shards: it says that some tail of a group may have such a number of tokens. A value
 /// that is there can't be changed, so a single list of lengths could not grow.
@@ -115,9 +120,13 @@ mod tests {
         }
         let names: std::collections::HashSet<Name> = [7, 8]
             .into_iter()
-            .flat_map(|group| marks(group, 784).map(|(name, _)| name))
+            .flat_map(|group| {
+                marks(group, 784)
+                    .map(|(name, _)| name)
+                    .chain([first_mark(group)])
+            })
             .collect();
-        assert_eq!(names.len(), 2 * 25);
+        assert_eq!(names.len(), 2 * 26);
     }
 
     #[test]
