@@ -96,7 +96,7 @@ fn fails(engine: &Engine) -> String {
 /// Stores prompts until one was written, and another engine finds it.
 fn writes_again(engine: &Engine, setup: &Setup) {
     let before = engine.stats().writes;
-    let (prompts, last) = (RefCell::new('A'..), RefCell::new(String::new()));
+    let (prompts, last) = (RefCell::new('g'..), RefCell::new(String::new()));
     engine.until("written", |engine| {
         let prompt = prompts.borrow_mut().next().unwrap().to_string();
         engine.store(&prompt);

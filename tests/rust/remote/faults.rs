@@ -403,7 +403,7 @@ fn a_store_that_dies_in_the_middle_leaves_the_cache_whole() {
     for fault in [Fault::Fails, Fault::Hangs, Fault::Gone, Fault::Flips] {
         let (store, setup, engine) = stocked();
         let prompts: Vec<String> = (0..30)
-            .map(|n| format!("{}pq", char::from(b'A' + n)))
+            .map(|n| format!("{}pq", char::from(b'!' + n)))
             .collect();
         for (n, prompt) in prompts.iter().enumerate() {
             if n == 10 {

@@ -9,7 +9,7 @@ use support::cache_support::{keys, whole};
 use support::{Engine, Fault, Setup, Store, geometry, table_bytes, under_the_name_of};
 
 /// More than the host holds.
-const OTHERS: [&str; 4] = ["0123456789", "ABCDEFGHIJ", "KLMNOPQRST", "UVWXYZ!@#$"];
+const OTHERS: [&str; 4] = ["0123456789", "ghijklmnop", "qrstuvwxyz", "!@#$%&*+-="];
 
 /// Stores new prompts until something was written.
 fn writes_again(engine: &Engine) {
