@@ -187,7 +187,6 @@ test-newest: .venv/.stamps/package .venv-mlx/.stamps/package ## Try the newest o
 	@$(LIGHT)/python release/newest.py $(NEWEST_ARGS)
 
 fuzz: $(NAME:%=fuzz-%) ## Run random workloads for long (NAME="scheduler batch kernels engine disk"; FUZZ=512 LISTS=200000 TREES=16 KILLS=200)
-
 .PHONY: fuzz-scheduler fuzz-batch fuzz-kernels fuzz-engine fuzz-disk
 SCHEDULER_FUZZ := --cases=all tests/scheduler/test_fuzz.py tests/scheduler/test_small_pools.py
 fuzz-scheduler: .venv/.stamps/package $(VLLM_STAMPS)

@@ -13,7 +13,7 @@ from typing import Any
 
 from hybrid_pages.lab.chat_template import Special
 from hybrid_pages.lab.computed import Computed, computed_by, ideal
-from hybrid_pages.lab.conversations import KINDS, Request, Workload
+from hybrid_pages.lab.conversations import KINDS, ConversationRequest, Workload
 from overhead.driver import EngineEnded
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,7 +71,7 @@ class Texts:
 
     name: str
     warmed: bool
-    requests: list[Request]
+    requests: list[ConversationRequest]
     beginnings: list[list[int]]
     ideal: list[int]
 

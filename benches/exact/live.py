@@ -14,7 +14,7 @@ from engine_overhead import engine_settings
 from exact.arms import Arm, before, chosen
 from exact.report import Table
 from hybrid_pages.lab.computed import Computed
-from hybrid_pages.lab.conversations import KINDS, Request, Workload
+from hybrid_pages.lab.conversations import KINDS, ConversationRequest, Workload
 from overhead.driver import EngineProcess, Progress, rotated
 from overhead.samples import NONE, OURS, RIVAL
 
@@ -31,7 +31,7 @@ ARMS = (
     Arm("vLLM offloading", RIVAL),
 )
 
-_Requests = Generator[Request, tuple[int, ...] | None, None]
+_Requests = Generator[ConversationRequest, tuple[int, ...] | None, None]
 
 
 @dataclass
@@ -42,7 +42,7 @@ class _Talking:
     keeps_local: bool
     """Whether vLLM's own cache is what is measured; else others have filled it meanwhile."""
     requests: _Requests = field(init=False)
-    request: Request | None = field(init=False)
+    request: ConversationRequest | None = field(init=False)
     known: Computed = field(init=False)
     computed: int = 0
     ideal: int = 0

@@ -145,8 +145,8 @@ CONNECTOR = [
     ),
     _scheduler(
         "a load ends a block early",
-        "limit=place.whole,\n            tail=place.tail,\n        )\n        if tracked.lease is None",
-        "limit=place.whole - 1,\n            tail=place.tail,\n        )\n        if tracked.lease is None",
+        "limit=place.whole,\n            tail=place.tail,\n        )",
+        "limit=place.whole - 1,\n            tail=place.tail,\n        )",
         "test_boundaries.py::test_a_resent_prompt_is_restored_up_to_its_last_boundary",
     ),
     _scheduler(

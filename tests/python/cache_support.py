@@ -26,9 +26,7 @@ def layer(name: str, size: int) -> Layer:
     return Layer(name, [Segment("data", "uint8", [size])])
 
 
-def hybrid(
-    *, ranks: int = 1, window_tokens: int | None = None, block_tokens: int = 16
-) -> Geometry:
+def hybrid(*, ranks: int = 1, window_tokens: int | None = None, block_tokens: int = 16) -> Geometry:
     """A page of one slot per rank, a checkpoint of three, a window page of one."""
     groups = [Group("attention", [layer("a", 64)]), Group("recurrent", [layer("r", 160)])]
     if window_tokens is not None:

@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import pytest
 
-from hybrid_pages import cli
+from hybrid_pages import InvalidArgumentError, cli
 from hybrid_pages.cli.lab import Talk
 from hybrid_pages.lab import Trace
 from hybrid_pages.lab.chat_template import Message, Reasoning, Special, Template
 from hybrid_pages.lab.computed import Computed, computed_by, ideal, trace
-from hybrid_pages.lab.conversations import KINDS, Request, Workload
+from hybrid_pages.lab.conversations import KINDS, ConversationRequest, Workload
 
 SYSTEM = Message(Special.SYSTEM, (100, 101, 102))
 ASKED = Message(Special.USER, (200, 201))
@@ -86,13 +86,13 @@ def test_a_models_own_answers_take_the_place_of_those_made_up():
     own = [999] * len(request.answer)
     following = requests.send(tuple(own))
     assert own == list(following.prompt[len(request.prompt) :][: len(own)])
-    with pytest.raises(ValueError, match=r"expected \d+ tokens, found 1"):
+    with pytest.raises(InvalidArgumentError, match=r"expected \d+ tokens, found 1"):
         requests.send((1,))
 
 
 def test_what_nobody_had_computed():
     def asked(prompt, answer=(9,)):
-        return Request(0, 0.0, tuple(prompt), tuple(answer))
+        return ConversationRequest(0, 0.0, tuple(prompt), tuple(answer))
 
     requests = [
         asked([1, 2, 3], [7, 8]),
@@ -129,7 +129,7 @@ def test_a_trace_shares_a_hash_where_all_tokens_before_are_shared():
 
 
 def test_what_a_request_computes_ends_before_the_last_token_of_its_answer():
-    assert computed_by(Request(0, 0.0, (1, 2), (3, 4, 5))) == (1, 2, 3, 4)
+    assert computed_by(ConversationRequest(0, 0.0, (1, 2), (3, 4, 5))) == (1, 2, 3, 4)
 
 
 def test_the_command_writes_a_trace_that_the_lab_reads(tmp_path, capsys):

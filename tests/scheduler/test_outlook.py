@@ -103,10 +103,10 @@ def test_a_lookup_that_fails_is_counted_and_the_next_is_made(
     follows = engine.half._outlook._begin()
     engine.half._outlook._expected = follows
     namespace, wrong = engine.half.connection.namespaces.hold(b"", None), [b"short"]
-    follows.expect(None, expected.Prefix(namespace, wrong, 0), 0.0)
+    follows.expect(None, expected.ExpectedPrefix(namespace, wrong, 0), 0.0)
     until(lambda: follows.failed == 1)
     assert counters(engine)["failures:lookup"] == 1
-    follows.expect(None, expected.Prefix(namespace, wrong, 0), 0.0)
+    follows.expect(None, expected.ExpectedPrefix(namespace, wrong, 0), 0.0)
     until(lambda: follows.failed == 2)
     engine.check_idle()
 

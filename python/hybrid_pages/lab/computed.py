@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 
-from hybrid_pages.lab.conversations import Request
+from hybrid_pages.lab.conversations import ConversationRequest
 
 
 class Computed:
@@ -46,12 +46,14 @@ class Computed:
         )
 
 
-def computed_by(request: Request) -> tuple[int, ...]:
+def computed_by(request: ConversationRequest) -> tuple[int, ...]:
     """The tokens that a model runs for a request: the last one of an answer is only sampled."""
     return request.prompt + request.answer[:-1]
 
 
-def ideal(requests: Iterable[Request], before: Iterable[Sequence[int]] = ()) -> Iterator[int]:
+def ideal(
+    requests: Iterable[ConversationRequest], before: Iterable[Sequence[int]] = ()
+) -> Iterator[int]:
     """For each request, the tokens of its prompt that nobody had computed.
 
     before: texts that were computed before the first one.
@@ -64,7 +66,7 @@ def ideal(requests: Iterable[Request], before: Iterable[Sequence[int]] = ()) -> 
         computed.add(computed_by(request))
 
 
-def trace(requests: Iterable[Request], block_tokens: int) -> Iterator[str]:
+def trace(requests: Iterable[ConversationRequest], block_tokens: int) -> Iterator[str]:
     """Lines of a trace that ``hybrid-pages lab`` reads, with blocks of so many tokens."""
     header = {"format": "hybrid-pages-trace", "version": 1, "block_tokens": block_tokens}
     yield json.dumps(header)

@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from itertools import count
 
+from hybrid_pages import InvalidArgumentError
 from hybrid_pages.lab.chat_template import FIRST_WORD, Message, Reasoning, Special, Template
 
 SECONDS_PER_TOKEN = 0.02
@@ -49,7 +50,7 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Request:
+class ConversationRequest:
     """One request, and the answer that the model would give."""
 
     session: int
@@ -98,7 +99,7 @@ class Workload:
         """What conversations share, each to be sent once and alone before they come."""
         return [self._template.shared(system) for system in self._systems]
 
-    def requests(self) -> Generator[Request, tuple[int, ...] | None, None]:
+    def requests(self) -> Generator[ConversationRequest, tuple[int, ...] | None, None]:
         """All requests in order of time. A model's own answer may be sent in return, as long as
         the one that the request says; else the conversation goes on from that one."""
         rng, order = random.Random(f"{self._seed} arrivals"), count()
@@ -111,10 +112,12 @@ class Workload:
         while waiting:
             now, _, session, talk, asked = heapq.heappop(waiting)
             expected = asked.answer.tokens
-            given = yield Request(session, now, tuple(asked.prompt), expected)
+            given = yield ConversationRequest(session, now, tuple(asked.prompt), expected)
             answer = expected if given is None else given
             if len(answer) != len(expected):
-                raise ValueError(f"an answer: expected {len(expected)} tokens, found {len(answer)}")
+                raise InvalidArgumentError(
+                    f"an answer: expected {len(expected)} tokens, found {len(answer)}"
+                )
             for following in _sent(talk, answer):
                 then = now + SECONDS_PER_TOKEN * len(answer) + following.gap
                 heapq.heappush(waiting, (then, next(order), session, talk, following))

@@ -20,7 +20,7 @@ CONTINUATIONS = ("A", "7", " b", "\n\nC", "\nd", ".", ", e", "'s", '"', "-", "\u
 
 
 @dataclass(frozen=True)
-class Cut:
+class CutBeginning:
     """The tokens that all continuations of a beginning have in common."""
 
     tokens: tuple[int, ...]
@@ -28,15 +28,15 @@ class Cut:
     """A token that may follow."""
 
 
-def cut(server: Server, beginning: Beginning) -> Cut:
+def cut(server: Server, beginning: Beginning) -> CutBeginning:
     """The place in a beginning where every continuation goes on.
 
     Raises:
         BeginningError: the continuations have nothing in common.
-        ServerError: the server can't tell; :class:`RefusedError` for this beginning alone.
+        WarmServerError: the server can't tell; :class:`RefusedError` for this beginning alone.
     """
     if beginning.tokens:
-        return Cut(beginning.tokens, beginning.tokens[-1])
+        return CutBeginning(beginning.tokens, beginning.tokens[-1])
     renderings = list(_renderings(server, beginning))
     length = _common(renderings)
     if not length:
@@ -45,7 +45,9 @@ def cut(server: Server, beginning: Beginning) -> Cut:
             "make it longer"
         )
     longest = max(renderings, key=len)
-    return Cut(tuple(longest[:length]), longest[length] if len(longest) > length else longest[-1])
+    return CutBeginning(
+        tuple(longest[:length]), longest[length] if len(longest) > length else longest[-1]
+    )
 
 
 def _renderings(server: Server, beginning: Beginning) -> Iterator[list[int]]:

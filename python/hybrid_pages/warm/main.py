@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from hybrid_pages import HybridPagesError
 from hybrid_pages.scrape import PREFIX, ScrapeError, scrape
 from hybrid_pages.warm.beginnings import Beginning, BeginningError, read
-from hybrid_pages.warm.cut import Cut, cut
+from hybrid_pages.warm.cut import CutBeginning, cut
 from hybrid_pages.warm.report import Row, as_json, line
-from hybrid_pages.warm.server import RefusedError, Server, ServerError
+from hybrid_pages.warm.server import RefusedError, Server, WarmServerError
 from hybrid_pages.warm.visit import visit
 
 _PATIENCE = 5.0
@@ -61,7 +61,7 @@ def run(args: SimpleNamespace) -> int:
 def _warm(server: Server, beginnings: Sequence[Beginning], retain: float) -> list[Row]:
     """Sends all beginnings, the shortest first, since longer ones may go on from there."""
     rows: dict[int, Row] = {}
-    cuts: dict[int, Cut] = {}
+    cuts: dict[int, CutBeginning] = {}
     for at, beginning in enumerate(beginnings):
         try:
             cuts[at] = _fitting(server, beginning.name, cut(server, beginning))
@@ -76,7 +76,7 @@ def _warm(server: Server, beginnings: Sequence[Beginning], retain: float) -> lis
     return [rows[at] for at in range(len(beginnings))]
 
 
-def _fitting(server: Server, name: str, found: Cut) -> Cut:
+def _fitting(server: Server, name: str, found: CutBeginning) -> CutBeginning:
     if len(found.tokens) < _LEAST:
         raise BeginningError(
             f"{name}: expected at least {_LEAST} tokens, found {len(found.tokens)}: make it longer"
@@ -94,7 +94,7 @@ def _connector(server: Server, notes: list[str]) -> int | None:
     """Makes sure that the connector is in use. Returns the tokens of its blocks, if that is known.
 
     Raises:
-        ServerError: it is not in use.
+        WarmServerError: it is not in use.
     """
     until = None
     while True:
@@ -110,7 +110,7 @@ def _connector(server: Server, notes: list[str]) -> int | None:
             until = time.monotonic() + _PATIENCE
             server.serve(_GREETING, {"store": False})
         if time.monotonic() > until:
-            raise ServerError(
+            raise WarmServerError(
                 f"{server.base}: expected a server with hybrid-pages, found none of its metrics: "
                 "start vLLM with --kv-transfer-config, or name another with --url"
             )

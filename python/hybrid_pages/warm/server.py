@@ -19,11 +19,11 @@ _SECONDS = 600
 _MOST_SAID = 300
 
 
-class ServerError(HybridPagesError, OSError):
+class WarmServerError(HybridPagesError, OSError):
     """A server cannot be reached, or does not do what is asked of it."""
 
 
-class RefusedError(ServerError):
+class RefusedError(WarmServerError):
     """A server refuses one request."""
 
 
@@ -46,13 +46,13 @@ class Server:
         salt: the ``cache_salt`` of requests; empty for none.
 
     Raises:
-        ServerError: it can't be reached, or serves no such model.
+        WarmServerError: it can't be reached, or serves no such model.
     """
 
     def __init__(self, url: str, *, key: str = "", model: str = "", salt: str = "") -> None:
         self.base, self._key, self._salt = base_of(url), key, salt
         if not self.base.startswith(("http://", "https://")):
-            raise ServerError(
+            raise WarmServerError(
                 f"{self.base}: expected an address that begins with http:// or https://: name the "
                 "one that `vllm serve` listens on, such as http://localhost:8000"
             )
@@ -60,7 +60,7 @@ class Server:
         models = [it for it in served if isinstance(it, dict)] if isinstance(served, list) else []
         names = [str(it.get("id")) for it in models]
         if not names or (model and model not in names):
-            raise ServerError(
+            raise WarmServerError(
                 f"{self.base}/v1/models: expected {model or 'a model'}, found "
                 f"{', '.join(names) or 'none'}: name one of those with --model"
             )
@@ -104,7 +104,7 @@ class Server:
     def _tokens(self, body: Mapping[str, Any]) -> list[int]:
         tokens = self._ask("/tokenize", {"model": self.model, **body}).get("tokens")
         if not isinstance(tokens, list) or any(type(token) is not int for token in tokens):
-            raise ServerError(f"{self.base}/tokenize: expected a list of tokens, found none")
+            raise WarmServerError(f"{self.base}/tokenize: expected a list of tokens, found none")
         return tokens
 
     def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -123,27 +123,27 @@ class Server:
             raise _refusal(address, error) from None
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or error
-            raise ServerError(
+            raise WarmServerError(
                 f"{address}: cannot be read ({reason}): start the server, or name the address that "
                 "`vllm serve` listens on with --url"
             ) from None
         if not isinstance(said, dict):
-            raise ServerError(f"{address}: expected an object, found {type(said).__name__}")
+            raise WarmServerError(f"{address}: expected an object, found {type(said).__name__}")
         return said
 
 
-def _refusal(address: str, error: urllib.error.HTTPError) -> ServerError:
+def _refusal(address: str, error: urllib.error.HTTPError) -> WarmServerError:
     if error.code in (401, 403):
-        return ServerError(
+        return WarmServerError(
             f"{address}: the server asks for a key (status {error.code}): set VLLM_API_KEY to it"
         )
     if error.code in (404, 405):
         said = _said(error)
-        return ServerError(
+        return WarmServerError(
             f"{address}: expected vLLM's OpenAI server, found status {error.code}"
             f"{f' ({said})' if said else ''}: name the address that `vllm serve` listens on"
         )
-    kind = RefusedError if error.code < 500 else ServerError
+    kind = RefusedError if error.code < 500 else WarmServerError
     return kind(f"{address}: status {error.code}: {_said(error) or error.reason}")
 
 

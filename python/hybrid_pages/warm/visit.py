@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hybrid_pages.warm.cut import Cut
+from hybrid_pages.warm.cut import CutBeginning
 from hybrid_pages.warm.server import Server
 
 WAITS = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
@@ -38,11 +38,11 @@ class Visit:
         return self.saves is None or self.saves >= self.tokens
 
 
-def visit(server: Server, cut: Cut, retain: float) -> Visit:
+def visit(server: Server, cut: CutBeginning, retain: float) -> Visit:
     """Makes the end of a beginning a place to resume from, unless it is one.
 
     Raises:
-        ServerError: the server does not answer, or refuses the prompt.
+        WarmServerError: the server does not answer, or refuses the prompt.
     """
     began, n = time.monotonic(), len(cut.tokens)
     kept: dict[str, Any] = {"retain": retain} if retain else {}
@@ -64,6 +64,6 @@ def visit(server: Server, cut: Cut, retain: float) -> Visit:
     return Visit(n, min(found, n), computed, False, time.monotonic() - began)
 
 
-def _computed(server: Server, cut: Cut, hints: Mapping[str, Any]) -> int:
+def _computed(server: Server, cut: CutBeginning, hints: Mapping[str, Any]) -> int:
     """Sends a beginning. Returns how many of its tokens were computed."""
     return len(cut.tokens) - (server.serve(cut.tokens, hints).cached or 0)

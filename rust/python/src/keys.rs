@@ -93,6 +93,7 @@ pub fn tails(keys: &Bound<'_, PyList>) -> PyResult<Vec<PrefixKey>> {
     keys.iter().map(|tail| key(&tail)).collect()
 }
 
+/// The key of a tail.
 #[pyfunction]
 fn tail_key<'py>(
     py: Python<'py>,

@@ -1,9 +1,9 @@
 """Follows what applications say of a conversation's future: ``expect_in`` and ``release``."""
 
 from hybrid_pages.vllm.scheduler.connection import Connection
-from hybrid_pages.vllm.scheduler.loads.expected import Expected, Prefix
+from hybrid_pages.vllm.scheduler.loads.expected import Expected, ExpectedPrefix
 from hybrid_pages.vllm.scheduler.requests.hints import session_name
-from hybrid_pages.vllm.scheduler.requests.sessions import Sessions
+from hybrid_pages.vllm.scheduler.requests.sessions import SessionStarts
 from hybrid_pages.vllm.scheduler.requests.tails import can_have_tails, tail_keys
 from hybrid_pages.vllm.scheduler.requests.tracked import Tracked
 
@@ -13,7 +13,7 @@ class Outlook:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._sessions = Sessions()
+        self._sessions = SessionStarts()
         self._expected: Expected | None = None
 
     def came(self, tracked: Tracked) -> None:
@@ -45,7 +45,7 @@ class Outlook:
         elif hints.expect_in is not None:
             if self._expected is None:
                 self._expected = self._begin()
-            prefix = Prefix(tracked.run.namespace, chain, hints.priority)
+            prefix = ExpectedPrefix(tracked.run.namespace, chain, hints.priority)
             return self._expected.expect(name, prefix, hints.expect_in)
         return False
 

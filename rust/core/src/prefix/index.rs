@@ -9,7 +9,7 @@ use super::boundary::boundary_name;
 use super::cell::{Fate, IndexCell};
 use super::namespace::Namespaces;
 use super::roles::Roles;
-use super::tails::{Tails, check_chain};
+use super::tails::{TailCounts, check_chain};
 use crate::error::{Error, Result};
 use crate::ids::{EntryId, EntryKey, NamespaceId, NodeId, PrefixKey};
 use crate::slab::Slab;
@@ -83,7 +83,7 @@ pub(crate) struct PrefixIndex {
     /// The namespaces. They hear of every boundary that comes and goes.
     pub(crate) namespaces: Namespaces,
     nodes: Slab<PrefixNode>,
-    tails: Tails,
+    tails: TailCounts,
     /// The cell of node `n` and class `c` is at `n * classes + c`. Cells are kept apart from nodes, so that any number
     /// of classes costs no more than it needs.
     cells: Vec<IndexCell>,
@@ -98,7 +98,7 @@ impl PrefixIndex {
             roles,
             namespaces: Namespaces::default(),
             nodes: Slab::new(),
-            tails: Tails::default(),
+            tails: TailCounts::default(),
             cells: Vec::new(),
             table: HashTable::new(),
             hasher: DefaultHashBuilder::default(),

@@ -7,9 +7,9 @@ use crate::ids::{NamespaceId, PrefixKey};
 
 /// How many tokens the known tails have, by namespace and stem.
 #[derive(Debug, Default)]
-pub(super) struct Tails(BTreeMap<(u32, u64, u32), u32>);
+pub(super) struct TailCounts(BTreeMap<(u32, u64, u32), u32>);
 
-impl Tails {
+impl TailCounts {
     fn place(namespace: NamespaceId, key: &PrefixKey) -> Option<(u32, u64, u32)> {
         Some((namespace.0, key.stem()?, key.tail_tokens()?))
     }

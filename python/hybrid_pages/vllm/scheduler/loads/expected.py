@@ -26,7 +26,7 @@ MOST = 4096
 """The most requests that are expected at a time."""
 
 
-class Prefix(NamedTuple):
+class ExpectedPrefix(NamedTuple):
     """What a request is expected to begin with."""
 
     namespace: int
@@ -37,7 +37,7 @@ class Prefix(NamedTuple):
 
 @dataclass(slots=True)
 class _Wanted:
-    prefix: Prefix
+    prefix: ExpectedPrefix
     session: bytes | None
     needed: float
     """When the request is expected."""
@@ -70,7 +70,7 @@ class Expected:
         self.failed = 0
         """How many could not be looked up."""
 
-    def expect(self, session: bytes | None, prefix: Prefix, seconds: float) -> bool:
+    def expect(self, session: bytes | None, prefix: ExpectedPrefix, seconds: float) -> bool:
         """Expects a request in so many seconds, unless there are too many others.
 
         session: its name; a session has one next request. Returns whether the hold on the prefix's
@@ -181,7 +181,7 @@ class Expected:
         self._retain(prefix, max(left, 0.0))
         return False
 
-    def _retain(self, prefix: Prefix, seconds: float) -> None:
+    def _retain(self, prefix: ExpectedPrefix, seconds: float) -> None:
         hints = Hints(priority=prefix.priority, retain=min(seconds + GRACE, MOST_SECONDS))
         now = time.monotonic_ns() // 1_000_000
         self._cache.expect(prefix.namespace, prefix.keys, now=now, hints=hints)

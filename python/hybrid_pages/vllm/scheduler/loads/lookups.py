@@ -13,7 +13,7 @@ from hybrid_pages.vllm.scheduler.requests.tracked import Place, Tracked
 
 
 @dataclass(slots=True)
-class Depth:
+class PromptDepth:
     """How deep a prompt can be resumed. All numbers are tokens."""
 
     anywhere: Place
@@ -40,14 +40,14 @@ class Lookups:
         self.inside = False
         """Whether requests may resume inside blocks. If not, nobody is asked for tails."""
 
-    def look_up(self, tracked: Tracked, local: int, most: int) -> Depth:
+    def look_up(self, tracked: Tracked, local: int, most: int) -> PromptDepth:
         """How deep a prompt can be resumed, after ``most`` tokens at most.
 
         local: tokens that vLLM has: a tail that is no deeper is of no use.
         """
         n, keys = self.grid.block_tokens, self.keys.of(tracked)
         hit = self.cache.lookup(tracked.run.namespace, keys, limit=most // n)
-        found = Depth(
+        found = PromptDepth(
             Place(hit.blocks * n, hit.blocks),
             Place(hit.host * n, hit.host),
             hit.pages * n,
@@ -60,7 +60,7 @@ class Lookups:
             found.missing = None
         return found
 
-    def _look_inside(self, tracked: Tracked, found: Depth, first: int, most: int) -> None:
+    def _look_inside(self, tracked: Tracked, found: PromptDepth, first: int, most: int) -> None:
         """Looks for deeper places inside blocks, behind the boundary ``first`` and later ones."""
         lengths, asking = self.cache.tail_lengths(tracked.run.namespace, tracked.keys, first=first)
         for blocks, tokens in reversed(lengths):
@@ -89,7 +89,7 @@ class Lookups:
         ]
 
     def _take_deepest(
-        self, tracked: Tracked, blocks: int, places: list[Place], found: Depth
+        self, tracked: Tracked, blocks: int, places: list[Place], found: PromptDepth
     ) -> bool:
         """Looks up the places behind a boundary that the cache may have, the deepest first. Returns
         whether a tier has sent a question to its store."""

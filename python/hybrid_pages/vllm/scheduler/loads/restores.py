@@ -13,7 +13,7 @@ from typing import Literal
 from hybrid_pages import Cache, Restore
 from hybrid_pages.adapter.disk import DEADLINE_MS
 from hybrid_pages.vllm.metrics import Figures
-from hybrid_pages.vllm.scheduler.loads.lookups import Depth, Lookups
+from hybrid_pages.vllm.scheduler.loads.lookups import Lookups, PromptDepth
 from hybrid_pages.vllm.scheduler.loads.pace import Pace
 from hybrid_pages.vllm.scheduler.requests.keys import Keys
 from hybrid_pages.vllm.scheduler.requests.tracked import Place, Tracked
@@ -82,7 +82,7 @@ class Restores:
         self.crowded = False
         """Whether a wave has found no room since this was last reset."""
 
-    def look_up(self, tracked: Tracked, local: int, most: int) -> Depth | None:
+    def look_up(self, tracked: Tracked, local: int, most: int) -> PromptDepth | None:
         """How deep a request can be resumed that has ``local`` tokens, after ``most`` at most.
 
         None if vLLM is to ask again. If tiers below have more than the host,
@@ -180,7 +180,7 @@ class Restores:
                 (name, place.after(blocks, n).tokens) for name, blocks in restore.depths
             ]
 
-    def _give_up(self, tracked: Tracked, found: Depth) -> Depth:
+    def _give_up(self, tracked: Tracked, found: PromptDepth) -> PromptDepth:
         """Ends the wait of a request."""
         self.figures.count("failures", label="promotion")
         tracked.waits_until = -math.inf
@@ -188,7 +188,7 @@ class Restores:
         return found
 
     @staticmethod
-    def _is_losing(tracked: Tracked, found: Depth) -> bool:
+    def _is_losing(tracked: Tracked, found: PromptDepth) -> bool:
         """Whether a part of what is being read was found damaged, and other parts are still read.
 
         What is computed in their place could not be stored before their reads have ended.

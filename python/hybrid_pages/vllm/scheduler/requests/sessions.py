@@ -6,7 +6,7 @@ MOST = 8192
 """The most sessions that are remembered."""
 
 
-class Sessions:
+class SessionStarts:
     """How many blocks of each recent session were known before its first request."""
 
     def __init__(self) -> None:
