@@ -473,8 +473,8 @@ RUST = [
     _rust(
         "hybrid-pages",
         "an end that two requests went on from is superseded",
-        "!self.visits.forks_at_tail(name)",
-        "!self.visits.forks_at_tail(!name)",
+        "!state.visits.forks_at_tail(name)",
+        "!state.visits.forks_at_tail(!name)",
         "it::tails",
     ),
     _rust(
@@ -570,7 +570,7 @@ RUST = [
     _rust(
         "hybrid-pages",
         "what is expected is retained from when the last request came",
-        "self.tiers.room_mut(HOST).pass_time(now);",
+        "state.tiers.room_mut(HOST).policy().pass_time(now);",
         "let _ = HOST;",
         "it::cache_hints::what_is_expected_is_retained_from_now_on",
     ),

@@ -104,7 +104,7 @@ impl CacheState {
     pub(super) fn pass_hints(&mut self, ids: &[EntryId], hints: &Hints) {
         for &id in ids.iter().filter(|_| hints.keep()) {
             let tenant = self.tenants.owner(id);
-            self.tiers.host.room_mut().keep(id, tenant, hints);
+            self.tiers.host.room_mut().policy().keep(id, tenant, hints);
         }
     }
 
@@ -132,7 +132,7 @@ impl CacheState {
         }
         for tier in 0..=self.tiers.below.len() {
             let room = self.tiers.room_mut(tier);
-            room.finish(&boundaries, end, output_tokens);
+            room.policy().finish(&boundaries, end, output_tokens);
         }
         self.visits.visit(&boundaries);
         Ok(())

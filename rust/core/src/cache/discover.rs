@@ -233,48 +233,27 @@ impl CacheState {
         }
     }
 
-    /// Looks again for entries at known boundaries of a prefix whose reads failed.
+    /// Looks again for entries at known boundaries of a prefix whose reads failed, until they are in the tier.
     fn find_unread(&mut self, search: &mut Search, keys: &[PrefixKey]) {
         let unread = &self.tiers.lower(search.tier).unread;
         if unread.is_empty() {
             return;
         }
-        let linked = self.index.roles().attention.is_some();
-        let at = |block: usize| match linked {
-            true => self.index.end(search.namespace, &keys[..=block]),
-            false => self
-                .index
-                .child(None, block, search.namespace, &keys[block]),
-        };
+        let at = |block: usize| self.index.at(search.namespace, keys, block);
         let mut found: Vec<_> = unread
             .iter()
-            .filter(|&(&(node, _), &block)| block < keys.len() && at(block) == Some(node))
+            .filter(|&(&(node, _), &block)| at(block) == Some(node))
             .map(|(&(node, class), &block)| (block, class, node))
             .collect();
         found.sort_unstable_by_key(|&(block, class, _)| (block, class));
         for (block, class, node) in found {
             let at = (Some(node), self.index.parent(node));
-            self.find_again(search, at, block, &keys[block], class);
-        }
-    }
-
-    /// Looks again for an entry at a known boundary whose read failed, until it is in the tier.
-    fn find_again(
-        &mut self,
-        search: &mut Search,
-        at: (Option<NodeId>, Option<NodeId>),
-        block: usize,
-        key: &PrefixKey,
-        class: usize,
-    ) {
-        let Some(node) = at.0 else { return };
-        let known = self.index.cell(node, class).entry();
-        let there = known.is_some_and(|id| !self.lacks(search.tier, id));
-        if there || self.find(search, at, block, key, class).is_some() {
-            self.tiers
-                .lower_mut(search.tier)
-                .unread
-                .remove(&(node, class));
+            let known = self.index.cell(node, class).entry();
+            let there = known.is_some_and(|id| !self.lacks(search.tier, id));
+            if there || self.find(search, at, block, &keys[block], class).is_some() {
+                let lower = self.tiers.lower_mut(search.tier);
+                lower.unread.remove(&(node, class));
+            }
         }
     }
 

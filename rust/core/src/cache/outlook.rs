@@ -4,8 +4,8 @@ use super::Cache;
 use super::config::Arrival;
 use super::state::CacheState;
 use crate::error::Result;
-use crate::ids::{NamespaceId, NodeId, PrefixKey};
-use crate::policy::Hints;
+use crate::ids::{EntryId, NamespaceId, NodeId, PrefixKey};
+use crate::policy::{Hints, Policy};
 use crate::slot::HOST;
 
 impl Cache {
@@ -23,8 +23,12 @@ impl Cache {
         now: u64,
         hints: &Hints,
     ) -> Result<usize> {
-        self.locked
-            .with(|state| state.expect(namespace, keys, now, hints))?
+        self.locked.with(|state| {
+            state.index.namespaces.check(namespace)?;
+            Arrival::check_now(now)?;
+            state.tiers.room_mut(HOST).policy().pass_time(now);
+            Ok(state.retain_hit(namespace, keys, hints))
+        })?
     }
 
     /// Gives up what a prefix has behind its first `first` blocks, in every tier: until it is used again, it goes
@@ -41,61 +45,38 @@ impl Cache {
         first: usize,
         ends: &[PrefixKey],
     ) -> Result<usize> {
-        self.locked
-            .with(|state| state.give_up_prefix(namespace, keys, first, ends))?
+        self.locked.with(|state| {
+            state.index.namespaces.check(namespace)?;
+            let mut given_up = 0;
+            for block in (first..keys.len()).rev() {
+                let Some(node) = state.index.at(namespace, keys, block) else {
+                    continue;
+                };
+                let behind = keys.get(block + 1);
+                let key = |&child: &NodeId| state.index.name(child).1;
+                let others = state.index.children(node);
+                let others: Vec<_> = others.filter(|child| Some(&key(child)) != behind).collect();
+                if !others.iter().all(|child| ends.contains(&key(child))) {
+                    break;
+                }
+                for end in others {
+                    state.tell(end, |policy, id| policy.give_up(id));
+                }
+                state.tell(node, |policy, id| policy.give_up(id));
+                given_up += 1;
+            }
+            Ok(given_up)
+        })?
     }
 }
 
 impl CacheState {
-    fn expect(
-        &mut self,
-        namespace: NamespaceId,
-        keys: &[PrefixKey],
-        now: u64,
-        hints: &Hints,
-    ) -> Result<usize> {
-        self.index.namespaces.check(namespace)?;
-        Arrival::check_now(now)?;
-        self.tiers.room_mut(HOST).pass_time(now);
-        Ok(self.retain_hit(namespace, keys, hints))
-    }
-
-    fn give_up_prefix(
-        &mut self,
-        namespace: NamespaceId,
-        keys: &[PrefixKey],
-        first: usize,
-        ends: &[PrefixKey],
-    ) -> Result<usize> {
-        self.index.namespaces.check(namespace)?;
-        let mut given_up = 0;
-        for block in (first..keys.len()).rev() {
-            let Some(node) = self.index.at(namespace, keys, block) else {
-                continue;
-            };
-            let behind = keys.get(block + 1);
-            let key = |&child: &NodeId| self.index.name(child).1;
-            let others = self.index.children(node);
-            let others: Vec<_> = others.filter(|child| Some(&key(child)) != behind).collect();
-            if !others.iter().all(|child| ends.contains(&key(child))) {
-                break;
-            }
-            for end in others {
-                self.give_up_at(end);
-            }
-            self.give_up_at(node);
-            given_up += 1;
-        }
-        Ok(given_up)
-    }
-
-    fn give_up_at(&mut self, node: NodeId) {
-        for class in self.index.roles().pages_first().collect::<Vec<_>>() {
-            let Some(id) = self.index.cell(node, class).entry() else {
-                continue;
-            };
+    /// Tells the policy of each tier something about its entries at a boundary.
+    pub(super) fn tell(&mut self, node: NodeId, say: impl Fn(&mut dyn Policy, EntryId)) {
+        let classes = self.index.roles().pages_first();
+        for id in classes.filter_map(|class| self.index.cell(node, class).entry()) {
             for tier in self.entries.get(id).members.tiers() {
-                self.tiers.room_mut(tier).give_up(id);
+                say(self.tiers.room_mut(tier).policy(), id);
             }
         }
     }

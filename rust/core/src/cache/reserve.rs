@@ -104,7 +104,10 @@ impl CacheState {
         let keys = &keys[..=last];
         let chained = self.index.roles().attention.is_some();
         let tail = is_tail_at(keys, last);
-        let first = self.needed_from(entries, last, tail);
+        // The first block that has one of the entries, or one that a resumption needs beside its page.
+        let seen = self.index.roles().seen_from(last, tail);
+        let wanted = entries.iter().map(|&(_, block)| block);
+        let first = wanted.fold(seen, usize::min);
         let from_start = first == 0;
         let Start {
             node,
@@ -167,14 +170,6 @@ impl CacheState {
             pinned: PinSet { entries, prefix },
             skipped,
         })
-    }
-
-    /// The first block that has one of these entries, or an entry other than its page that a resumption after block
-    /// `last` needs.
-    fn needed_from(&self, entries: &[(usize, usize)], last: usize, tail: bool) -> usize {
-        let wanted = entries.iter().map(|&(_, block)| block).min();
-        let seen = self.index.roles().seen_from(last, tail);
-        wanted.map_or(seen, |block| block.min(seen))
     }
 
     /// The point from which to look at a prefix. `keys` are those before all entries that are wanted, or needed with

@@ -2,53 +2,74 @@
 
 use crate::tier::Usage;
 
-/// Counts and sizes of a cache at one moment, in the host. For the tiers below see [`TierStats`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct CacheStats {
-    /// Slots in all.
-    pub slots: u64,
-    /// Slots that may be taken by now; see [`Cache::set_ready_slots`](super::Cache::set_ready_slots).
-    pub ready_slots: u64,
-    /// Ready slots that hold nothing.
-    pub free_slots: u64,
-    /// Bytes of a slot.
-    pub slot_bytes: u64,
-    /// Resident attention pages.
-    pub pages: u64,
-    /// Resident checkpoints.
-    pub checkpoints: u64,
-    /// Resident window pages.
-    pub windows: u64,
-    /// Bytes of the slots of resident attention pages.
-    pub page_bytes: u64,
-    /// Bytes of the slots of resident checkpoints.
-    pub checkpoint_bytes: u64,
-    /// Bytes of the slots of resident window pages.
-    pub window_bytes: u64,
-    /// Slots that can't be evicted now: a lease reads them, writes them or needs them to be reachable.
-    pub leased_slots: u64,
-    /// Entries of write leases that have not ended.
-    pub writing_entries: u64,
-    /// Boundaries in the index.
-    pub nodes: u64,
-    /// Attention pages that write leases have published since the start.
-    pub stored_pages: u64,
-    /// Checkpoints that write leases have published since the start.
-    pub stored_checkpoints: u64,
-    /// Window pages that write leases have published since the start.
-    pub stored_windows: u64,
-    /// Attention pages evicted since the start.
-    pub evicted_pages: u64,
-    /// Checkpoints evicted since the start.
-    pub evicted_checkpoints: u64,
-    /// Window pages evicted since the start.
-    pub evicted_windows: u64,
-    /// Resident entries dropped since the start because a page before them went.
-    pub reclaimed: u64,
-    /// Tenants that have entries, where a tenant's share is less than all.
-    pub tenants: u64,
-    /// Bytes of memory that index, policy, tables and pool hold.
-    pub metadata_bytes: u64,
+/// Makes a struct of counts.
+macro_rules! counts {
+    (
+        $(#[$about:meta])*
+        pub struct $type:ident { $($(#[$doc:meta])* pub $field:ident: u64,)+ }
+    ) => {
+        $(#[$about])*
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        pub struct $type { $($(#[$doc])* pub $field: u64,)+ }
+
+        impl $type {
+            /// Every count with its name.
+            #[must_use]
+            pub const fn fields(&self) -> [(&'static str, u64); [$(stringify!($field)),+].len()] {
+                [$((stringify!($field), self.$field)),+]
+            }
+        }
+    };
+}
+
+counts! {
+    /// Counts and sizes of a cache at one moment, in the host. For the tiers below see [`TierStats`].
+    pub struct CacheStats {
+        /// Slots in all.
+        pub slots: u64,
+        /// Slots that may be taken by now; see [`Cache::set_ready_slots`](super::Cache::set_ready_slots).
+        pub ready_slots: u64,
+        /// Ready slots that hold nothing.
+        pub free_slots: u64,
+        /// Bytes of a slot.
+        pub slot_bytes: u64,
+        /// Resident attention pages.
+        pub pages: u64,
+        /// Resident checkpoints.
+        pub checkpoints: u64,
+        /// Resident window pages.
+        pub windows: u64,
+        /// Bytes of the slots of resident attention pages.
+        pub page_bytes: u64,
+        /// Bytes of the slots of resident checkpoints.
+        pub checkpoint_bytes: u64,
+        /// Bytes of the slots of resident window pages.
+        pub window_bytes: u64,
+        /// Slots that can't be evicted now: a lease reads them, writes them or needs them to be reachable.
+        pub leased_slots: u64,
+        /// Entries of write leases that have not ended.
+        pub writing_entries: u64,
+        /// Boundaries in the index.
+        pub nodes: u64,
+        /// Attention pages that write leases have published since the start.
+        pub stored_pages: u64,
+        /// Checkpoints that write leases have published since the start.
+        pub stored_checkpoints: u64,
+        /// Window pages that write leases have published since the start.
+        pub stored_windows: u64,
+        /// Attention pages evicted since the start.
+        pub evicted_pages: u64,
+        /// Checkpoints evicted since the start.
+        pub evicted_checkpoints: u64,
+        /// Window pages evicted since the start.
+        pub evicted_windows: u64,
+        /// Resident entries dropped since the start because a page before them went.
+        pub reclaimed: u64,
+        /// Tenants that have entries, where a tenant's share is less than all.
+        pub tenants: u64,
+        /// Bytes of memory that index, policy, tables and pool hold.
+        pub metadata_bytes: u64,
+    }
 }
 
 /// Counts of a tier below the host: of this moment where they say so, otherwise since the start.
@@ -74,35 +95,21 @@ pub struct TierStats {
     pub corrupt_reads: u64,
 }
 
-/// Counts of restores from tiers below the host.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RestoreStats {
-    /// Restores that were begun.
-    pub begun: u64,
-    /// Restores that have not ended and come in waves, since the host can't hold them.
-    pub in_waves: u64,
-    /// Waves that were taken to be loaded.
-    pub waves: u64,
-    /// Restores that failed: something that they needed was gone or damaged.
-    pub failed: u64,
-    /// Promotions that read up to a shallower boundary than the joint hit, for want of room.
-    pub shallower: u64,
-    /// Restores and promotions that left out a part of the joint hit, or all of it, since computing is faster.
-    pub not_worth: u64,
-}
-
-impl RestoreStats {
-    /// Every count with its name.
-    #[must_use]
-    pub const fn fields(&self) -> [(&'static str, u64); 6] {
-        [
-            ("begun", self.begun),
-            ("in_waves", self.in_waves),
-            ("waves", self.waves),
-            ("failed", self.failed),
-            ("shallower", self.shallower),
-            ("not_worth", self.not_worth),
-        ]
+counts! {
+    /// Counts of restores from tiers below the host.
+    pub struct RestoreStats {
+        /// Restores that were begun.
+        pub begun: u64,
+        /// Restores that have not ended and come in waves, since the host can't hold them.
+        pub in_waves: u64,
+        /// Waves that were taken to be loaded.
+        pub waves: u64,
+        /// Restores that failed: something that they needed was gone or damaged.
+        pub failed: u64,
+        /// Promotions that read up to a shallower boundary than the joint hit, for want of room.
+        pub shallower: u64,
+        /// Restores and promotions that left out a part of the joint hit, or all of it, since computing is faster.
+        pub not_worth: u64,
     }
 }
 
@@ -123,37 +130,6 @@ impl TierStats {
             ("read", self.read),
             ("failed_reads", self.failed_reads),
             ("corrupt_reads", self.corrupt_reads),
-        ]
-    }
-}
-
-impl CacheStats {
-    /// Every count with its name.
-    #[must_use]
-    pub fn fields(&self) -> [(&'static str, u64); 22] {
-        [
-            ("slots", self.slots),
-            ("ready_slots", self.ready_slots),
-            ("free_slots", self.free_slots),
-            ("slot_bytes", self.slot_bytes),
-            ("pages", self.pages),
-            ("checkpoints", self.checkpoints),
-            ("windows", self.windows),
-            ("page_bytes", self.page_bytes),
-            ("checkpoint_bytes", self.checkpoint_bytes),
-            ("window_bytes", self.window_bytes),
-            ("leased_slots", self.leased_slots),
-            ("writing_entries", self.writing_entries),
-            ("nodes", self.nodes),
-            ("stored_pages", self.stored_pages),
-            ("stored_checkpoints", self.stored_checkpoints),
-            ("stored_windows", self.stored_windows),
-            ("evicted_pages", self.evicted_pages),
-            ("evicted_checkpoints", self.evicted_checkpoints),
-            ("evicted_windows", self.evicted_windows),
-            ("reclaimed", self.reclaimed),
-            ("tenants", self.tenants),
-            ("metadata_bytes", self.metadata_bytes),
         ]
     }
 }

@@ -30,8 +30,35 @@ impl Cache {
         first: usize,
         ask: bool,
     ) -> Result<TailLengths> {
-        self.locked
-            .with(|state| state.tail_lengths(namespace, keys, first, ask))?
+        self.locked.with(|state| {
+            state.index.namespaces.check(namespace)?;
+            let known = match state.index.roles().attention {
+                Some(_) => state.index.known_path(namespace, keys).count(),
+                None => keys.len(),
+            };
+            let mut found = TailLengths::default();
+            for blocks in first..=known {
+                let before = blocks.checked_sub(1).map(|block| &keys[block]);
+                if before.is_some_and(PrefixKey::is_tail) {
+                    break;
+                }
+                let mut lengths: Vec<u32> = state.index.tail_lengths(namespace, before).collect();
+                if ask && state.tiers.has_lower() {
+                    let identity = state.index.namespaces.identity(namespace);
+                    let lower = state.tiers.below.iter_mut();
+                    for lower in lower.filter(|_| known - blocks < MOST_ASKED) {
+                        let stem = PrefixKey::stem_of(before);
+                        found.asking |= lower.tier.tail_lengths(&identity, stem, &mut lengths);
+                    }
+                    lengths.sort_unstable();
+                    lengths.dedup();
+                }
+                if !lengths.is_empty() {
+                    found.behind.push((blocks, lengths));
+                }
+            }
+            Ok(found)
+        })?
     }
 
     /// Which of these tails, which hang from the boundary after `blocks` blocks, may be there, in any tier: for those a
@@ -46,8 +73,25 @@ impl Cache {
         blocks: usize,
         tails: &[PrefixKey],
     ) -> Result<(Vec<bool>, bool)> {
-        self.locked
-            .with(|state| state.has_tails(namespace, blocks, tails))?
+        self.locked.with(|state| {
+            state.index.namespaces.check(namespace)?;
+            let class = state.index.roles().pages_first().next().unwrap_or(0);
+            let mut asking = false;
+            let mut has = Vec::with_capacity(tails.len());
+            for key in tails {
+                let mut found = state.index.has(namespace, key);
+                for tier in state.tiers.below_host() {
+                    if !found {
+                        let name = state.name(namespace, blocks, key, class);
+                        let may_have = state.tiers.lower_mut(tier).tier.may_have(&name);
+                        asking |= may_have.is_none();
+                        found = may_have.unwrap_or(false);
+                    }
+                }
+                has.push(found);
+            }
+            Ok((has, asking))
+        })?
     }
 
     /// Tells the policies that a request goes on from the tail that ends `keys`. Call it once per request.
@@ -55,8 +99,19 @@ impl Cache {
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown namespace, and for keys that do not end in a tail of the block before.
     pub fn continue_tail(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Result<()> {
-        self.locked
-            .with(|state| state.continue_tail(namespace, keys))?
+        self.locked.with(|state| {
+            let name = state.tail_name(namespace, keys)?;
+            state.visits.continue_tail(name);
+            for tier in 0..=state.tiers.below.len() {
+                state.tiers.room_mut(tier).policy().go_on(name);
+            }
+            // Tiers that wait for proof are offered the tail now.
+            let last = keys.len() - 1;
+            state.reconsider(&[state.index.at(namespace, keys, last)]);
+            state.visits.prove(&[name]);
+            state.prove_on(namespace, keys, last);
+            Ok(())
+        })?
     }
 
     /// Tells the policies that a request which went on from the tail that ends `keys`, or passed it, has stored a
@@ -66,7 +121,14 @@ impl Cache {
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown namespace, and for keys that do not end in a tail of the block before.
     pub fn supersede(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Result<()> {
-        self.locked.with(|state| state.supersede(namespace, keys))?
+        self.locked.with(|state| {
+            let name = state.tail_name(namespace, keys)?;
+            let node = state.index.at(namespace, keys, keys.len() - 1);
+            if let Some(node) = node.filter(|_| !state.visits.forks_at_tail(name)) {
+                state.tell(node, |policy, id| policy.supersede(id));
+            }
+            Ok(())
+        })?
     }
 }
 
@@ -74,95 +136,6 @@ impl Cache {
 const MOST_ASKED: usize = 32;
 
 impl CacheState {
-    fn tail_lengths(
-        &mut self,
-        namespace: NamespaceId,
-        keys: &[PrefixKey],
-        first: usize,
-        ask: bool,
-    ) -> Result<TailLengths> {
-        self.index.namespaces.check(namespace)?;
-        let known = match self.index.roles().attention {
-            Some(_) => self.index.known_path(namespace, keys).count(),
-            None => keys.len(),
-        };
-        let mut found = TailLengths::default();
-        for blocks in first..=known {
-            let before = blocks.checked_sub(1).map(|block| &keys[block]);
-            if before.is_some_and(PrefixKey::is_tail) {
-                break;
-            }
-            let mut lengths: Vec<u32> = self.index.tail_lengths(namespace, before).collect();
-            if ask && self.tiers.has_lower() {
-                let identity = self.index.namespaces.identity(namespace);
-                let lower = self.tiers.below.iter_mut();
-                for lower in lower.filter(|_| known - blocks < MOST_ASKED) {
-                    let stem = PrefixKey::stem_of(before);
-                    found.asking |= lower.tier.tail_lengths(&identity, stem, &mut lengths);
-                }
-                lengths.sort_unstable();
-                lengths.dedup();
-            }
-            if !lengths.is_empty() {
-                found.behind.push((blocks, lengths));
-            }
-        }
-        Ok(found)
-    }
-
-    fn has_tails(
-        &mut self,
-        namespace: NamespaceId,
-        blocks: usize,
-        tails: &[PrefixKey],
-    ) -> Result<(Vec<bool>, bool)> {
-        self.index.namespaces.check(namespace)?;
-        let class = self.index.roles().pages_first().next().unwrap_or(0);
-        let mut asking = false;
-        let mut has = Vec::with_capacity(tails.len());
-        for key in tails {
-            let mut found = self.index.has(namespace, key);
-            for tier in self.tiers.below_host() {
-                if !found {
-                    let name = self.name(namespace, blocks, key, class);
-                    let may_have = self.tiers.lower_mut(tier).tier.may_have(&name);
-                    asking |= may_have.is_none();
-                    found = may_have.unwrap_or(false);
-                }
-            }
-            has.push(found);
-        }
-        Ok((has, asking))
-    }
-
-    fn continue_tail(&mut self, namespace: NamespaceId, keys: &[PrefixKey]) -> Result<()> {
-        let name = self.tail_name(namespace, keys)?;
-        self.visits.continue_tail(name);
-        for tier in 0..=self.tiers.below.len() {
-            self.tiers.room_mut(tier).go_on(name);
-        }
-        // Tiers that wait for proof are offered the tail now.
-        let last = keys.len() - 1;
-        self.reconsider(&[self.index.at(namespace, keys, last)]);
-        self.visits.prove(&[name]);
-        self.prove_on(namespace, keys, last);
-        Ok(())
-    }
-
-    fn supersede(&mut self, namespace: NamespaceId, keys: &[PrefixKey]) -> Result<()> {
-        let name = self.tail_name(namespace, keys)?;
-        let node = self.index.at(namespace, keys, keys.len() - 1);
-        if let Some(node) = node.filter(|_| !self.visits.forks_at_tail(name)) {
-            let entries = self.index.roles().pages_first();
-            for id in entries.filter_map(|class| self.index.cell(node, class).entry()) {
-                for tier in self.entries.get(id).members.tiers() {
-                    self.tiers.room_mut(tier).supersede(id);
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// The name by which policies know the tail that ends these keys.
     fn tail_name(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Result<u64> {
         let seed = self.index.namespaces.seed(namespace)?;

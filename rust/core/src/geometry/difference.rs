@@ -1,120 +1,67 @@
 //! The first thing in which two geometries differ, in words.
 
-use std::fmt::Display;
-
-use super::group::{Group, Layer, kind_name};
-use super::segment::Segment;
+use super::group::kind_name;
 use super::whole::Geometry;
 
 impl Geometry {
     /// One line naming the first thing that differs, this side being the expected one; `None` if nothing does.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Option<String> {
-        difference(self, other)
+        let keys = self.identity().keys().chain(other.identity().keys());
+        let mut keys: Vec<&String> = keys.collect();
+        keys.sort_unstable();
+        let mut pairs = facts(self, &keys).into_iter().zip(facts(other, &keys));
+        let ((what, expected), (_, found)) = pairs.find(|(expected, found)| expected != found)?;
+        Some(format!("{what} expected {expected}, found {found}"))
     }
 }
 
-fn difference(expected: &Geometry, found: &Geometry) -> Option<String> {
-    unequal(
-        "block_tokens",
-        expected.block_tokens(),
-        found.block_tokens(),
-    )
-    .or_else(|| unequal("ranks", expected.ranks(), found.ranks()))
-    .or_else(|| identities(expected, found))
-    .or_else(|| unequal("groups", expected.groups().len(), found.groups().len()))
-    .or_else(|| {
-        let pairs = expected.groups().iter().zip(found.groups());
-        pairs
-            .enumerate()
-            .find_map(|(index, (e, f))| groups(index, e, f))
-    })
-}
-
-fn identities(expected: &Geometry, found: &Geometry) -> Option<String> {
-    let (expected, found) = (expected.identity(), found.identity());
-    let mut keys: Vec<_> = expected.keys().chain(found.keys()).collect();
-    keys.sort_unstable();
-    let value = |value: Option<&String>| value.map_or("nothing".to_owned(), |v| format!("{v:?}"));
-    keys.into_iter().find_map(|key| {
-        let (e, f) = (expected.get(key), found.get(key));
-        unequal(&format!("identity {key:?}"), value(e), value(f))
-    })
-}
-
-fn groups(index: usize, expected: &Group, found: &Group) -> Option<String> {
-    let window = |group: &Group| {
-        group
-            .window_tokens()
-            .map_or("none".into(), |w| w.to_string())
-    };
-    let name = format!("group {index}");
-    unequal(
-        &format!("{name}: kind"),
-        kind_name(expected.kind()),
-        kind_name(found.kind()),
-    )
-    .or_else(|| {
-        unequal(
-            &format!("{name}: window_tokens"),
-            window(expected),
-            window(found),
-        )
-    })
-    .or_else(|| {
-        unequal(
-            &format!("{name}: blocks_per_entry"),
-            expected.blocks_per_entry(),
-            found.blocks_per_entry(),
-        )
-    })
-    .or_else(|| {
-        unequal(
-            &format!("{name}: layers"),
-            expected.layers().len(),
-            found.layers().len(),
-        )
-    })
-    .or_else(|| {
-        let mut pairs = expected.layers().iter().zip(found.layers());
-        pairs.find_map(|(e, f)| layers(&name, e, f))
-    })
-}
-
-fn layers(group: &str, expected: &Layer, found: &Layer) -> Option<String> {
-    let name = format!("layer '{}'", expected.name());
-    let quoted = |name: &str| format!("'{name}'");
-    unequal(
-        &format!("{group}: layer"),
-        quoted(expected.name()),
-        quoted(found.name()),
-    )
-    .or_else(|| {
-        let (e, f) = (expected.segments().len(), found.segments().len());
-        unequal(&format!("{name}: segments"), e, f)
-    })
-    .or_else(|| {
-        let mut pairs = expected.segments().iter().zip(found.segments());
-        pairs.find_map(|(e, f)| segments(&name, e, f))
-    })
-}
-
-fn segments(layer: &str, expected: &Segment, found: &Segment) -> Option<String> {
-    let name = format!("{layer}: segment '{}'", expected.name());
-    let quoted = |name: &str| format!("'{name}'");
-    let shape = |segment: &Segment| format!("{:?}", segment.shape());
-    unequal(
-        &format!("{layer}: segment"),
-        quoted(expected.name()),
-        quoted(found.name()),
-    )
-    .or_else(|| {
-        let (e, f) = (expected.dtype().name(), found.dtype().name());
-        unequal(&format!("{name}: dtype"), e, f)
-    })
-    .or_else(|| unequal(&format!("{name}: shape"), shape(expected), shape(found)))
-}
-
-fn unequal<T: PartialEq + Display>(what: &str, expected: T, found: T) -> Option<String> {
-    (expected != found).then(|| format!("{what} expected {expected}, found {found}"))
+/// All that can differ, each with its name, and the number of things before the things: up to the first difference, the
+/// facts of two geometries have the same names.
+fn facts(geometry: &Geometry, keys: &[&String]) -> Vec<(String, String)> {
+    let mut facts = Vec::new();
+    let mut add = |what: String, value: String| facts.push((what, value));
+    add("block_tokens".into(), geometry.block_tokens().to_string());
+    add("ranks".into(), geometry.ranks().to_string());
+    for &key in keys {
+        let value = geometry.identity().get(key);
+        let value = value.map_or("nothing".into(), |value| format!("{value:?}"));
+        add(format!("identity {key:?}"), value);
+    }
+    add("groups".into(), geometry.groups().len().to_string());
+    for (index, group) in geometry.groups().iter().enumerate() {
+        let window = group.window_tokens();
+        let window = window.map_or("none".into(), |tokens| tokens.to_string());
+        let (blocks, layers) = (group.blocks_per_entry(), group.layers().len());
+        let kind = kind_name(group.kind()).into();
+        add(format!("group {index}: kind"), kind);
+        add(format!("group {index}: window_tokens"), window);
+        add(
+            format!("group {index}: blocks_per_entry"),
+            blocks.to_string(),
+        );
+        add(format!("group {index}: layers"), layers.to_string());
+        for layer in group.layers() {
+            let (layer, segments) = (format!("'{}'", layer.name()), layer.segments());
+            add(format!("group {index}: layer"), layer.clone());
+            add(
+                format!("layer {layer}: segments"),
+                segments.len().to_string(),
+            );
+            for segment in segments {
+                let name = format!("'{}'", segment.name());
+                let (dtype, shape) = (segment.dtype().name(), segment.shape());
+                add(format!("layer {layer}: segment"), name.clone());
+                add(
+                    format!("layer {layer}: segment {name}: dtype"),
+                    dtype.into(),
+                );
+                add(
+                    format!("layer {layer}: segment {name}: shape"),
+                    format!("{shape:?}"),
+                );
+            }
+        }
+    }
+    facts
 }

@@ -271,12 +271,8 @@ impl PrefixIndex {
         hash: u64,
         observer: &mut impl Observer,
     ) -> NodeId {
+        let next = parent.map_or(NIL, |parent| self.nodes.get(parent.0).child);
         let parent = parent.map_or(NIL, |parent| parent.0);
-        let next = if parent == NIL {
-            NIL
-        } else {
-            self.nodes.get(parent).child
-        };
         let node = PrefixNode {
             key: *key,
             namespace,
@@ -299,13 +295,8 @@ impl PrefixIndex {
             let new = std::iter::repeat_n(IndexCell::EMPTY, self.roles.count);
             self.cells.extend(new);
         }
-        let Self {
-            table,
-            nodes,
-            hasher,
-            ..
-        } = self;
-        table.insert_unique(hash, at, |&at| {
+        let (nodes, hasher) = (&self.nodes, &self.hasher);
+        self.table.insert_unique(hash, at, |&at| {
             let node = nodes.get(at);
             hasher.hash_one((node.namespace, &node.key))
         });
@@ -321,13 +312,11 @@ impl PrefixIndex {
     pub(crate) fn support(&self, node: NodeId, class: usize) -> Option<EntryId> {
         let page = self.roles.attention?;
         let at = if class == page {
-            self.nodes.get(node.0).parent
+            self.parent(node)?
         } else {
-            node.0
+            node
         };
-        (at != NIL)
-            .then(|| self.cell(NodeId(at), page))
-            .and_then(IndexCell::entry)
+        self.cell(at, page).entry()
     }
 
     fn cells_mut(&mut self, node: NodeId) -> &mut [IndexCell] {
@@ -589,11 +578,11 @@ impl PrefixIndex {
         if self.table.len() != self.nodes.len() {
             return Some("the table and the nodes differ".into());
         }
-        let known = self
-            .nodes
-            .iter()
-            .map(|(_, node)| (node.namespace, &node.key));
-        let tails = || self.tails.audit(known);
+        let nodes = self.nodes.iter();
+        let tails = || {
+            self.tails
+                .audit(nodes.map(|(_, node)| (node.namespace, &node.key)))
+        };
         self.namespaces.audit(&counts).or_else(tails)
     }
 }

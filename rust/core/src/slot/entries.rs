@@ -26,6 +26,9 @@ pub(crate) struct EntryRecord {
     pub(crate) again: bool,
 }
 
+// There are very many, so places cost no memory.
+const _: () = assert!(size_of::<Option<EntryRecord>>() == 40);
+
 impl EntryRecord {
     /// Number of slots that the entry owns.
     #[inline]
@@ -140,15 +143,5 @@ impl EntryTable {
             + self.checksums.capacity() * size_of::<u64>()
             + self.hashed.capacity()
             + self.passed_over.capacity() * size_of::<Places>()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn places_cost_no_memory() {
-        assert_eq!(size_of::<Option<EntryRecord>>(), 40);
     }
 }

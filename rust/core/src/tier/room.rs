@@ -1,7 +1,7 @@
 //! The room of a tier: which entries take it, and which leaves next.
 
 use crate::ids::{EntryId, TenantId};
-use crate::policy::{Hints, NewEntry, NewRequest, Policy};
+use crate::policy::{NewEntry, NewRequest, Policy};
 
 /// Bounded room and the policy that decides who leaves it. Sizes are in slots of the host.
 ///
@@ -157,11 +157,6 @@ impl Room {
         self.policy.victim_of(tenant)
     }
 
-    /// Notes that a request with such hints stores or uses the entry, which is held.
-    pub(crate) fn keep(&mut self, id: EntryId, tenant: TenantId, hints: &Hints) {
-        self.policy.keep(id, tenant, hints);
-    }
-
     /// Counts entries that left to make room.
     pub(crate) fn count_evicted(&mut self, entries: u64) {
         self.evicted += entries;
@@ -176,29 +171,9 @@ impl Room {
         admitted
     }
 
-    /// Shows the policy the end of a request.
-    pub(crate) fn finish(&mut self, boundaries: &[u64], end: usize, output_tokens: u64) {
-        self.policy.finish(boundaries, end, output_tokens);
-    }
-
-    /// Notes that a request goes on from the tail of this name.
-    pub(crate) fn go_on(&mut self, boundary: u64) {
-        self.policy.go_on(boundary);
-    }
-
-    /// Notes that an entry of a tail was superseded.
-    pub(crate) fn supersede(&mut self, id: EntryId) {
-        self.policy.supersede(id);
-    }
-
-    /// Shows the policy the time.
-    pub(crate) fn pass_time(&mut self, now: u64) {
-        self.policy.pass_time(now);
-    }
-
-    /// Notes that nobody is expected to use an entry again.
-    pub(crate) fn give_up(&mut self, id: EntryId) {
-        self.policy.give_up(id);
+    /// The policy, to tell it what moves no entry.
+    pub(crate) fn policy(&mut self) -> &mut dyn Policy {
+        &mut *self.policy
     }
 
     /// Bytes of memory held.

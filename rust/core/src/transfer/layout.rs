@@ -22,6 +22,15 @@ pub struct TransferLayout {
     spans: Vec<Vec<Span>>,
 }
 
+/// One of the engine's blocks that an entry takes.
+pub(super) struct EngineBlock {
+    /// Index of the group in the geometry.
+    pub(super) group: usize,
+    /// How many tokens of a page lie before it.
+    pub(super) tokens_before: usize,
+    pub(super) bytes: usize,
+}
+
 impl TransferLayout {
     /// Makes a layout from maps, and checks that each layer of the geometry has exactly one. `num_blocks`: how many
     /// blocks the engine has, by group.
@@ -107,13 +116,21 @@ impl TransferLayout {
         &self.num_blocks
     }
 
-    /// The bytes of each of the engine's blocks that an entry of a class takes.
-    pub(super) fn block_bytes(&self, class: usize) -> impl Iterator<Item = usize> + '_ {
+    /// The engine's blocks that an entry of a class takes.
+    pub(super) fn blocks(&self, class: usize) -> impl Iterator<Item = EngineBlock> + Clone + '_ {
         let groups = self.geometry.classes()[class].groups.iter();
-        groups.flat_map(|&group| {
-            let group = &self.geometry.groups()[group];
+        groups.flat_map(|&index| {
+            let group = &self.geometry.groups()[index];
             let blocks = group.blocks_per_entry();
-            std::iter::repeat_n(group.bytes() / blocks, blocks)
+            let (each, bytes) = (
+                self.geometry.block_tokens() / blocks,
+                group.bytes() / blocks,
+            );
+            (0..blocks).map(move |block| EngineBlock {
+                group: index,
+                tokens_before: block * each,
+                bytes,
+            })
         })
     }
 
@@ -156,15 +173,5 @@ impl TransferLayout {
         }
         let (geometry, num_blocks) = (&self.geometry, &self.num_blocks);
         Ok(spans(geometry, class, &self.maps, num_blocks, Some(tokens)))
-    }
-
-    /// How many tokens of a page of a class lie before each of the engine's blocks that it takes.
-    pub(super) fn tokens_before(&self, class: usize) -> impl Iterator<Item = usize> + '_ {
-        let groups = self.geometry.classes()[class].groups.iter();
-        groups.flat_map(|&group| {
-            let blocks = self.geometry.groups()[group].blocks_per_entry();
-            let each = self.geometry.block_tokens() / blocks;
-            (0..blocks).map(move |block| block * each)
-        })
     }
 }

@@ -121,9 +121,9 @@ impl Plan {
         let of_entry = |(index, entry): (usize, &EntryCopy)| match self.part(index) {
             Some(spans) => spans.iter().map(|span| span.length).sum(),
             None => {
-                let sizes = layout.block_bytes(entry.class);
-                let moved = sizes.zip(&entry.blocks).filter(|(_, id)| id.is_some());
-                moved.map(|(bytes, _)| bytes).sum::<usize>()
+                let blocks = layout.blocks(entry.class).zip(&entry.blocks);
+                let moved = blocks.filter(|(_, id)| id.is_some());
+                moved.map(|(block, _)| block.bytes).sum::<usize>()
             }
         };
         self.entries.iter().enumerate().map(of_entry).sum()
@@ -295,10 +295,8 @@ fn check(
     }
     if direction == Direction::Store {
         let tokens = entry.tokens.unwrap_or(usize::MAX);
-        let mut needed = layout.tokens_before(entry.class).zip(&entry.blocks);
-        if entry.blocks.contains(&None)
-            && needed.any(|(before, block)| block.is_none() && before < tokens)
-        {
+        let mut blocks = layout.blocks(entry.class).zip(&entry.blocks);
+        if blocks.any(|(at, block)| block.is_none() && at.tokens_before < tokens) {
             return reject(
                 "blocks: a store needs every block that has tokens, found one left out".into(),
             );
@@ -308,10 +306,8 @@ fn check(
             "tokens: a load copies whole pages, expected none, found {tokens}"
         ));
     }
-    let targets = per_group
-        .flat_map(|(group, blocks)| std::iter::repeat_n(group, blocks))
-        .zip(&entry.blocks)
-        .filter_map(|(group, block)| block.map(|block| (group, block)));
+    let blocks = layout.blocks(entry.class).zip(&entry.blocks);
+    let targets = blocks.filter_map(|(at, block)| Some((at.group, (*block)?)));
     let mut beyond = targets.clone();
     if let Some((group, block)) = beyond.find(|&(group, block)| block >= layout.num_blocks()[group])
     {

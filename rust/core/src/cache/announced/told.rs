@@ -155,14 +155,11 @@ impl Told {
                 self.enqueue(node);
             }
             let marks = &self.marks;
-            pending.extend(
-                index
-                    .children(node)
-                    .filter(|child| marks[child.0 as usize].rooted),
-            );
+            let rooted = |child: &NodeId| marks[child.0 as usize].rooted;
+            pending.extend(index.children(node).filter(rooted));
         }
         if announced {
-            self.drop_reason(index, index.parent(top));
+            self.count_reason(index, index.parent(top), false);
         }
     }
 
@@ -172,14 +169,10 @@ impl Told {
         let windows = index.roles().windows.len();
         let most = u32::try_from(blocks).unwrap_or(u32::MAX);
         let at = |node: NodeId| node.0 as usize * windows + window;
-        let before = |parent: NodeId| self.runs[at(parent)];
+        // Without a block before, the run starts here.
+        let before = index.parent(top).map_or(0, |node| self.runs[at(node)]);
         let run = if there {
-            // Without a block before, the run starts here.
-            index
-                .parent(top)
-                .map_or(0, before)
-                .saturating_add(1)
-                .min(most)
+            before.saturating_add(1).min(most)
         } else {
             0
         };
@@ -191,12 +184,8 @@ impl Told {
             self.refresh(index, node);
             let there = |child: &NodeId| self.has(index, *child, class);
             let next = run.saturating_add(1).min(most);
-            pending.extend(
-                index
-                    .children(node)
-                    .filter(there)
-                    .map(|child| (child, next)),
-            );
+            let children = index.children(node).filter(there);
+            pending.extend(children.map(|child| (child, next)));
         }
     }
 
@@ -215,34 +204,18 @@ impl Told {
 
     fn refresh(&mut self, index: &PrefixIndex, node: NodeId) {
         let usable = self.is_usable(index, node);
-        if std::mem::replace(&mut self.mark(node).usable, usable) == usable {
-            return;
-        }
-        if usable {
-            self.add_reason(index, node);
-        } else {
-            self.drop_reason(index, Some(node));
+        if std::mem::replace(&mut self.mark(node).usable, usable) != usable {
+            self.count_reason(index, Some(node), usable);
         }
     }
 
-    fn add_reason(&mut self, index: &PrefixIndex, node: NodeId) {
-        let mut next = Some(node);
+    /// Counts a reason more or less, and another one of the boundary before if it is the first or was the last.
+    fn count_reason(&mut self, index: &PrefixIndex, mut next: Option<NodeId>, more: bool) {
         while let Some(node) = next {
-            let mark = self.mark(node);
-            mark.reasons += 1;
-            if mark.reasons > 1 {
-                break;
-            }
-            self.enqueue(node);
-            next = index.parent(node);
-        }
-    }
-
-    fn drop_reason(&mut self, index: &PrefixIndex, mut next: Option<NodeId>) {
-        while let Some(node) = next {
-            let mark = self.mark(node);
-            mark.reasons -= 1;
-            if mark.reasons > 0 {
+            let reasons = &mut self.mark(node).reasons;
+            let others = if more { *reasons } else { *reasons - 1 };
+            *reasons = others + u32::from(more);
+            if others > 0 {
                 break;
             }
             self.enqueue(node);
