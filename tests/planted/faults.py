@@ -288,7 +288,7 @@ CONNECTOR = [
         "a store that the scheduler ended ahead counts as unknown",
         "            self._ahead.discard(job)\n            return\n",
         "            self._ahead.discard(job)\n",
-        "test_resets.py::test_an_idle_engine_in_one_process_has_no_stores_in_flight_behind_drafts",
+        "test_resets.py::test_an_idle_engine_in_one_process_can_be_reset_behind_drafts",
     ),
     _scheduler(
         "a rank waits for its loads while others wait for it",
