@@ -87,17 +87,13 @@ impl CacheState {
             let entry = path[block].and_then(|node| self.index.cell(node, class).entry());
             needed.extend(entry.map(|id| (block, id)));
         };
-        roles
-            .recurrent
-            .into_iter()
-            .for_each(|class| add(last, class));
+        if let Some(class) = roles.recurrent {
+            add(last, class);
+        }
         for block in (0..path.len()).rev() {
-            roles
-                .windows_over(block, last, tail)
-                .for_each(|class| add(block, class));
-            roles
-                .attention
-                .into_iter()
+            let windows = roles.windows_over(block, last, tail);
+            windows
+                .chain(roles.attention)
                 .for_each(|class| add(block, class));
         }
         needed

@@ -22,11 +22,9 @@ pub(super) fn units<'a>(
     wanted: &'a mut [Wanted],
     tail: Option<usize>,
 ) -> impl Iterator<Item = &'a [Wanted]> {
-    let mut targets: Vec<usize> = wanted
-        .iter()
-        .filter(|entry| Some(entry.class) == roles.recurrent)
-        .map(|entry| entry.block)
-        .collect();
+    let checkpoints = wanted.iter();
+    let checkpoints = checkpoints.filter(|entry| Some(entry.class) == roles.recurrent);
+    let mut targets: Vec<usize> = checkpoints.map(|entry| entry.block).collect();
     targets.sort_unstable();
     let any_target = !targets.is_empty();
     let unit_of = move |entry: &Wanted| -> (bool, usize) {

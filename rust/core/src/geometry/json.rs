@@ -105,17 +105,10 @@ pub(super) fn read(text: &str) -> Result<Parts> {
         )));
     }
     let document: GeometryDocument = serde_json::from_str(text).map_err(malformed)?;
-    let groups = document
-        .groups
-        .into_iter()
-        .map(group)
-        .collect::<Result<_>>()?;
-    Ok((
-        document.block_tokens,
-        groups,
-        document.ranks,
-        document.identity,
-    ))
+    let groups = document.groups.into_iter().map(group);
+    let groups = groups.collect::<Result<_>>()?;
+    let (tokens, ranks) = (document.block_tokens, document.ranks);
+    Ok((tokens, groups, ranks, document.identity))
 }
 
 fn group_document(group: &Group) -> GroupDocument {
@@ -140,11 +133,8 @@ fn layer_document(layer: &Layer) -> LayerDocument {
 }
 
 fn group(document: GroupDocument) -> Result<Group> {
-    let layers = document
-        .layers
-        .into_iter()
-        .map(layer)
-        .collect::<Result<_>>()?;
+    let layers = document.layers.into_iter().map(layer);
+    let layers = layers.collect::<Result<_>>()?;
     Group::new(parse_kind(&document.kind)?, layers, document.window_tokens)?
         .with_blocks_per_entry(document.blocks_per_entry)
 }

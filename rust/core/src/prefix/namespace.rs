@@ -85,10 +85,8 @@ impl Namespaces {
     /// A hash of the identity, which does not depend on its number: an identity that was freed and comes back has the
     /// hash it had. Refuses what [`check`](Self::check) rejects.
     pub(crate) fn seed(&self, id: NamespaceId) -> Result<u64> {
-        self.records
-            .get(&id)
-            .map(|record| record.seed)
-            .ok_or_else(|| self.unknown(id))
+        let record = self.records.get(&id).ok_or_else(|| self.unknown(id))?;
+        Ok(record.seed)
     }
 
     /// The bytes of an identity that is known.

@@ -40,16 +40,14 @@ pub struct LayerMap {
 /// # Errors
 /// [`Error::InvalidArgument`] naming a layer that is mapped twice, not at all, or does not exist.
 pub(super) fn by_layer(geometry: &Geometry, maps: &[LayerMap]) -> Result<Vec<Vec<LayerMap>>> {
-    let mut table: Vec<Vec<Option<&LayerMap>>> = geometry
-        .groups()
-        .iter()
+    let groups = geometry.groups().iter();
+    let mut table: Vec<Vec<Option<&LayerMap>>> = groups
         .map(|group| vec![None; group.layers().len()])
         .collect();
     for map in maps {
         let (group, layer) = (map.group, map.layer);
-        let place = table
-            .get_mut(group)
-            .and_then(|layers| layers.get_mut(layer));
+        let layers = table.get_mut(group);
+        let place = layers.and_then(|layers| layers.get_mut(layer));
         let place = place.ok_or_else(|| {
             Error::InvalidArgument(format!(
                 "layer map: expected a layer of the geometry, found group {group} layer {layer}"
@@ -86,10 +84,8 @@ fn check_runs(name: &str, bytes: usize, map: &LayerMap, num_blocks: usize) -> Re
             _ => return reject(format!("expected non-empty runs, found {run:?}")),
         }
     }
-    let found = map
-        .runs
-        .iter()
-        .fold(0_usize, |sum, run| sum.saturating_add(run.length));
+    let lengths = map.runs.iter().map(|run| run.length);
+    let found = lengths.fold(0, usize::saturating_add);
     if found != bytes {
         return reject(format!(
             "expected runs of {bytes} bytes in all, found {found}"

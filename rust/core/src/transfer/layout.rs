@@ -70,11 +70,8 @@ impl TransferLayout {
                 check(&geometry, group, layer, map, found)?;
             }
         }
-        let spans = geometry
-            .classes()
-            .iter()
-            .map(|class| spans(&geometry, class, &maps, num_blocks, None))
-            .collect();
+        let of_class = |class| spans(&geometry, class, &maps, num_blocks, None);
+        let spans = geometry.classes().iter().map(of_class).collect();
         Ok(Self {
             geometry,
             rank,

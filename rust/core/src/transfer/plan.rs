@@ -278,15 +278,11 @@ fn check(
         ));
     }
     let groups = layout.geometry().groups();
-    let per_group = class
-        .groups
-        .iter()
-        .map(|&group| (group, groups[group].blocks_per_entry()));
-    let expected: usize = per_group.clone().map(|(_, blocks)| blocks).sum();
+    let blocks_of = |group: &usize| groups[*group].blocks_per_entry();
+    let expected: usize = class.groups.iter().map(blocks_of).sum();
     if entry.blocks.len() != expected {
-        let parts: Vec<_> = per_group
-            .map(|(group, blocks)| format!("{blocks} of group {group}"))
-            .collect();
+        let part = |group: &usize| format!("{} of group {group}", blocks_of(group));
+        let parts: Vec<_> = class.groups.iter().map(part).collect();
         return reject(format!(
             "blocks: expected {expected} ({}), found {}",
             parts.join(", "),

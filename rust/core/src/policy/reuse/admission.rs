@@ -79,11 +79,8 @@ impl Reuse {
             let at = self.records.find(name)?;
             (self.records.past[at].depth as usize == depth).then_some((depth, at))
         }));
-        let wanted = known
-            .iter()
-            .rev()
-            .find(|&&(depth, _)| depth <= request.limit)
-            .copied();
+        let mut deepest = known.iter().rev().copied();
+        let wanted = deepest.find(|&(depth, _)| depth <= request.limit);
         let reached = wanted.map_or(0, |(depth, _)| depth).max(request.resumed);
         let mut origin = Origin {
             added: request.blocks().saturating_sub(reached) as u32,
