@@ -129,6 +129,18 @@ def test_a_tail_that_is_refused_brings_no_pages(
     assert (hit.blocks, hit.pages) == ((1, 1) if reason else (1, 7))
 
 
+@pytest.mark.parametrize("in_process", [True, False])
+def test_the_first_request_leaves_its_end_if_its_worker_can_be_asked(
+    in_process: bool, start: StartEngine
+) -> None:
+    """Beside other connectors, a worker's report comes with the step that ends the request."""
+    engine = start(extra=LARGE, in_process=in_process)
+    result = engine.generate(tokens(N - 5), max_tokens=1)
+    assert check(engine, result) == [[N - 5] if in_process else []]
+    skipped = counters(engine).get("skipped_tails:unconfirmed", 0)
+    assert skipped == (0 if in_process else 1)
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_wherever_a_request_is_aborted_its_state_is_one_that_is_known(
     asynchronous: bool, start: StartEngine

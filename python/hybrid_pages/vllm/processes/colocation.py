@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hybrid_pages.vllm.config.support import UnsupportedError
-from hybrid_pages.vllm.messages import StepMetadata, WorkerMetadata
+from hybrid_pages.vllm.messages import Report, StepMetadata, WorkerMetadata
 
 
 @cache
@@ -36,7 +36,10 @@ def require_machine(what: str, expected: str, found: str) -> None:
 
 
 class StoresEnder(Protocol):
-    """The part of a worker half that a scheduler half in the same process calls directly."""
+    """The part of a worker half that a scheduler half in the same process uses directly."""
+
+    report: Report | None
+    """This rank's geometries; None before caches are registered."""
 
     def end_stores(self, more: StepMetadata, *, wait: bool) -> WorkerMetadata:
         """Starts more stores, and with ``wait`` waits for all stores.

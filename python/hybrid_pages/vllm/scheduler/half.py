@@ -307,11 +307,7 @@ class SchedulerHalf:
     def _ended(self, metadata: Any) -> None:
         """Publishes stores and ends loads that the workers report as ended."""
         if isinstance(metadata, WorkerMetadata):
-            if metadata.reports and not self.connection.stopped:
-                try:
-                    self.confirm(metadata.reports)
-                except Exception as error:
-                    self._stop(error)
+            self._confirm_or_stop(metadata.reports)
             self._look_for_panics()
             if metadata.ready and not self.connection.stopped:
                 self.connection.got_ready(metadata.ready)
@@ -329,6 +325,22 @@ class SchedulerHalf:
         else:
             logger.error("expected WorkerMetadata, found %s", type(metadata).__name__)
             self.connection.figures.count("failures", label="worker_metadata")
+
+    def _confirm_or_stop(self, reports: Sequence[Report]) -> None:
+        """Takes the ranks' reports; stores and loads nothing from now on if they do not agree."""
+        if reports and not self.connection.stopped:
+            try:
+                self.confirm(reports)
+            except Exception as error:
+                self._stop(error)
+
+    def _confirm_here(self) -> None:
+        """Takes the report of a worker in this process, if there is none yet: with the metadata of
+        a step, it comes after the requests that end with that step."""
+        if self.connection.agreement.geometry is None:
+            worker = worker_here(self.name)
+            if worker is not None and worker.report is not None:
+                self._confirm_or_stop([worker.report])
 
     def _closed(self, error: Exception) -> None:
         """Called when a panic has closed the cache."""
@@ -368,6 +380,7 @@ class SchedulerHalf:
 
     def forget(self, request: "Request", tables: Tables) -> None:
         """Called when a request ended: forgets whatever no copy under way needs."""
+        self._confirm_here()
         if self.connection.agreement.alone and worker_here(self.name) is not None:
             # An idle engine does not step, and a step in flight would keep the blocks. Loads of
             # this connector are ordered behind that step.
