@@ -84,6 +84,12 @@ def test_every_tier_gives_what_the_engine_computes_itself(verify, tmp_path):
         for tier in prompt["tiers"].values():
             assert tier["restored_tokens"] == whole
             assert (tier["verdict"], tier["compared_with"]) == ("equal", "local hit")
+    halves = [prompt for prompt in found["prompts"] if prompt["rest_of_answer"]]
+    assert len(halves) >= 4
+    for prompt in halves:
+        for tier in prompt["rest_of_answer"].values():
+            assert tier["restored_tokens"] == tier["prompt_tokens"] - 1
+            assert (tier["verdict"], tier["compared_with"]) == ("equal", "cold")
     scores = found["scores"]
     assert scores["questions"] == 2
     assert set(scores["right"]) >= {"cold", "local hit", "host", "disk", "remote"}
@@ -102,8 +108,10 @@ def test_a_planted_fault_shows(verify, model, plant, flags):
     status, found, said = verify(model("qwen3.5"), ["--plant", plant], flags)
     assert status == 1, said
     rows = [prompt["tiers"]["host"] for prompt in found["prompts"]]
-    assert all(row["restored_tokens"] for row in rows)
-    assert [row["verdict"] for row in rows].count("DIFFERS") >= 2
+    rests = [prompt["rest_of_answer"]["host"] for prompt in found["prompts"]]
+    for each in (rows, rests):
+        assert all(row["restored_tokens"] for row in each)
+        assert [row["verdict"] for row in each].count("DIFFERS") >= 2, each
     assert all(row["first_difference"] for row in rows if row["verdict"] == "DIFFERS")
     assert "answers differ from what the engine computes itself" in found["problems"][0]
 
@@ -111,7 +119,7 @@ def test_a_planted_fault_shows(verify, model, plant, flags):
 def test_prompts_that_restore_nothing_are_a_bad_verdict(verify, model, tmp_path):
     prompts = tmp_path / "short.jsonl"
     prompts.write_text(json.dumps({"prompt_token_ids": list(range(20, 20 + BLOCK))}) + "\n")
-    status, found, said = verify(model("qwen3.5"), ["--prompts", prompts], IDS)
+    status, found, said = verify(model("qwen3.5"), ["--prompts", prompts, "--tokens", 1], IDS)
     assert status == 1, said
     assert found["prompts"][0]["tiers"]["host"]["verdict"] == "nothing restored"
     assert "longer than a block of" in found["problems"][0]

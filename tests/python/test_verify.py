@@ -7,6 +7,7 @@ import math
 import os
 import signal
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -267,6 +268,9 @@ def test_numbers_that_are_none_are_a_problem():
     assert any("found NaN" in problem for problem in judge(runs).problems)
 
 
+NONE = answer(-1.0, -2.0)
+
+
 def half_answered(value: float, *, again: float = -2.0, said: int = 0) -> Runs:
     """Runs of which a rest, of one token, has this log-probability."""
     runs = found(again=answer(-1.0, again))
@@ -294,6 +298,16 @@ def test_a_rest_from_elsewhere_is_a_problem():
     assert any("found them from other" in problem for problem in judge(runs).problems)
 
 
+def test_prompts_below_a_block_are_verified_by_the_rests_of_their_answers():
+    short = replace(half_answered(-2.0), answers={**found(NONE, tokens=N, local=NONE).answers})
+    assert judge(short).good
+    short.rests["host"][0] = NONE
+    assert "nothing was restored" in judge(short).problems[0]
+    unlike_vllm = half_answered(-2.0)
+    unlike_vllm.answers["host"] = [NONE]
+    assert "nothing was restored" in judge(unlike_vllm).problems[0]
+
+
 def test_reports_name_the_rest_of_an_answer():
     data, text, terminal = shown(half_answered(-2.5))
     row = data["prompts"][0]["rest_of_answer"]["host"]
@@ -301,9 +315,6 @@ def test_reports_name_the_rest_of_an_answer():
     assert "host: 1 of 2 answers differ" in data["problems"][0]
     for printed in (text, terminal):
         assert "a, half answered" in printed and f"at token {3 * N + 1}" in printed
-
-
-NONE = answer(-1.0, -2.0)
 
 
 @pytest.mark.parametrize(
@@ -359,7 +370,7 @@ def test_plants_that_cannot_show_are_told():
     runs = found(figures={"stored_entries:checkpoints": 0})
     assert "recurrent layers" in unfit_for(runs, "zero-state")
     short = found(answer(-1.0, -2.0, cached=N, source="host"))
-    assert "two restored pages of 32 tokens" in unfit_for(short, "swap-pages")
+    assert "more than a restored page of 32 tokens" in unfit_for(short, "swap-pages")
     assert "nothing was restored that it could spoil" in unfit_for(found(NONE), "zero-state")
 
 

@@ -188,7 +188,8 @@ def _missing(runs: Runs, tier: str) -> Iterator[str]:
     others = sorted({each.source for each in every if each.cached and each.source != tier})
     if others:
         yield f"{tier}: expected hits from {tier} alone, found them from {'; '.join(others)}"
-    if not any(answer.cached for answer in answers):
+    has_hits = any(answer.cached for answer in runs.phase(LOCAL))
+    if not any(answer.cached for answer in (answers if has_hits else every)):
         yield f"{tier}: nothing was restored: {_why(runs, tier, figures)}"
     failed = {
         name: count
@@ -228,7 +229,7 @@ def _why(runs: Runs, tier: str, figures: Mapping[str, float]) -> str:
     counts = ", ".join(
         f"{name} {count:g}"
         for name, count in sorted(reasons.items())
-        if count and name.partition(":")[0] in _REASONS
+        if count and name.partition(":")[0] in _REASONS and not name.endswith(":hint")
     )
     return f"{said}{f' ({counts})' if counts else ''}; see the engine's log (--verbose)"
 
@@ -252,16 +253,17 @@ def unfit_for(runs: Runs, plant: str) -> str | None:
     """Why a planted fault cannot show on this model and with these prompts; None if it can."""
     stored = runs.figures.get(HOST, {})
     n = runs.facts["block_tokens"]
-    if not any(answer.cached for answer in runs.phase(HOST)):
+    restored = [*runs.phase(HOST), *runs.rests.get(HOST, {}).values()]
+    if not any(answer.cached for answer in restored):
         return f"--plant {plant}: nothing was restored that it could spoil: {_why(runs, HOST, {})}"
     if plant == "zero-state" and not stored.get("stored_entries:checkpoints"):
         return (
             "--plant zero-state: expected a model with recurrent layers, found no checkpoint "
             "stored: use --plant swap-pages"
         )
-    if plant == "swap-pages" and not any(answer.cached >= 2 * n for answer in runs.phase(HOST)):
+    if plant == "swap-pages" and not any(answer.cached > n for answer in restored):
         return (
-            f"--plant swap-pages: expected a prompt with two restored pages of {n} tokens, found "
-            "none: give longer prompts, or none for built-in ones"
+            f"--plant swap-pages: expected a prompt with more than a restored page of {n} tokens, "
+            "found none: give longer prompts, or none for built-in ones"
         )
     return None
