@@ -23,6 +23,9 @@ COMMAND = Path(sys.executable).with_name("hybrid-pages")
 OPEN = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 
+Ranked = tuple[tuple[str, float, tuple[float, ...]], ...]
+
+
 @dataclass(frozen=True)
 class Answer:
     """The answer to one request: the text of each choice, why it ended, its tokens' rankings."""
@@ -30,7 +33,7 @@ class Answer:
     texts: tuple[str, ...]
     reasons: tuple[str, ...]
     # For each choice and token: the token, its log-probability, and those of the likeliest ones.
-    ranked: tuple[tuple[tuple[str, float, tuple[float, ...]], ...], ...]
+    ranked: tuple[Ranked, ...]
     extra: Any = None
 
 
@@ -154,19 +157,19 @@ def stat(process: int) -> tuple[str, int, int]:
     return state, int(parent), int(group)
 
 
-def answer(reply: Any, extra: Any = None) -> Answer:
+def answer(reply: Any) -> Answer:
     """A chat's reply without what differs from run to run."""
     return Answer(
         tuple(choice.message.content for choice in reply.choices),
         tuple(choice.finish_reason for choice in reply.choices),
-        tuple(
-            tuple(
-                (at.token, at.logprob, tuple(other.logprob for other in at.top_logprobs))
-                for at in choice.logprobs.content
-            )
-            for choice in reply.choices
-        ),
-        extra,
+        tuple(ranked(choice.logprobs.content) for choice in reply.choices),
+    )
+
+
+def ranked(tokens: Sequence[Any]) -> Ranked:
+    """The tokens of a choice with their log-probabilities and those of the likeliest ones."""
+    return tuple(
+        (at.token, at.logprob, tuple(other.logprob for other in at.top_logprobs)) for at in tokens
     )
 
 

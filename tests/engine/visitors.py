@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from chat_server import Answer, Server, answer, cached
+from chat_server import Answer, Server, answer, cached, ranked
 
 Message = dict[str, str]
 
@@ -51,11 +51,12 @@ def user(text: str) -> Message:
 class Visitor:
     """Sends requests and keeps the answers by name.
 
-    vLLM's own prefix cache is emptied before each: only the connector can remember.
+    vLLM's own prefix cache is emptied before each: only the connector can remember. `after`: who
+    did the same before, whose conversations are repeated word by word.
     """
 
-    def __init__(self, server: Server) -> None:
-        self.server = server
+    def __init__(self, server: Server, after: "Visitor | None" = None) -> None:
+        self.server, self._after = server, after
         self.seen: dict[str, Answer] = {}
         self.cached: dict[str, int] = {}
         self.prompts: dict[str, int] = {}
@@ -87,7 +88,7 @@ class Visitor:
     def _note(self, name: str, reply: Any) -> str:
         self.seen[name], self.cached[name] = answer(reply), cached(reply)
         self.prompts[name] = reply.usage.prompt_tokens
-        return reply.choices[0].message.content
+        return (self._after or self).seen[name].texts[0]
 
     # ---- one at a time
 
@@ -112,11 +113,12 @@ class Visitor:
         trunk = self.talk["museum"][:5]
         for i in range(2):
             self.server.forget()
-            text, reason = "", None
+            text, reason, at = "", None, []
             for choice in self._stream([*trunk, user(f"Then I will come on day {i}.")]):
                 text += choice.delta.content or ""
                 reason = choice.finish_reason or reason
-            self.seen[f"stream {i}"] = Answer((text,), (reason,), ())
+                at += choice.logprobs.content if choice.logprobs else ()
+            self.seen[f"stream {i}"] = Answer((text,), (reason,), (ranked(at),))
 
     def cancelled(self) -> None:
         """Streams that are closed amid their words, and the same prompts once more."""
@@ -147,9 +149,10 @@ class Visitor:
         """
         messages = self.talk["museum"][:4]
         self.ask("unseeded", messages)
-        if not self.server.plain:
-            self.server.forget()
-        self._note("seeded", self.server.chat(messages, temperature=1, seed=7))
+        for name in ("seeded", "seeded again"):
+            if not self.server.plain:
+                self.server.forget()
+            self._note(name, self.server.chat(messages, temperature=1, seed=7))
 
     def prompt_logprobs(self) -> None:
         """Plain text, with the ranking of the prompt's own tokens: vLLM computes all of those."""
@@ -164,9 +167,9 @@ class Visitor:
                 extra_body={"prompt_logprobs": 2},
             )
             (choice,) = reply.choices
-            ranked = json.dumps([choice.logprobs.model_dump(), choice.prompt_logprobs])
+            rankings = json.dumps([choice.logprobs.model_dump(), choice.prompt_logprobs])
             name = f"prompt logprobs {i}"
-            self.seen[name] = Answer((choice.text,), (choice.finish_reason,), (), ranked)
+            self.seen[name] = Answer((choice.text,), (choice.finish_reason,), (), rankings)
             self.cached[name] = cached(reply)
 
     def structured(self) -> None:
