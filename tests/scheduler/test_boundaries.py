@@ -146,14 +146,14 @@ def test_window_pages_come_back_only_as_far_as_the_window_reaches(
     engine.check_idle()
 
 
-def test_finer_hashes_than_blocks_restore_whole_blocks(start: StartEngine) -> None:
+def test_hashes_that_are_finer_than_blocks_are_those_of_blocks(start: StartEngine) -> None:
     engine = start(match_unit=4)
     prompt = tokens(6 * N + 10)
     engine.generate(prompt)
     assert engine.reset_prefix_cache()
     assert engine.generate(prompt).restored_tokens == 6 * N
     local = engine.generate(prompt + tokens(7, 1))
-    assert local.local_tokens == 6 * N + 8 and local.restored_tokens == 0
+    assert (local.local_tokens, local.restored_tokens) == (6 * N, 10)
     engine.check_idle()
 
 

@@ -106,7 +106,7 @@ def test_steering_keeps_a_fork_of_vllm_inside_a_block(start: StartEngine) -> Non
     tracked = Tracked.of(
         request, engine.cache.namespace(b""), engine.half.connection.keys.none_yet()
     )
-    tracked.lookup = Lookup(local=0, restorable=0, paged=5 * N)
+    tracked.lookup = Lookup(local=0, hit=0, restorable=0, paged=5 * N)
     tracked.steer({2})
     visited = []
     engine.half.connection.checkpoints.looked_up(tracked)

@@ -140,13 +140,13 @@ def test_a_request_holds_no_blocks_while_the_disk_is_read(start: Start) -> None:
             waiting.progress = lambda: "waiting"
             return waiting
 
-    engine.half.connection.loads.restores.cache = Slow()
+    engine.find_in(Slow())
     result = engine.add(PROMPT)
     engine.step()
     assert len(found) == 1 and found[0] in ("waiting", "ready")
     assert result.request.status == RequestStatus.WAITING
     assert pool.get_num_free_blocks() == engine.plan.num_blocks - 1
-    engine.half.connection.loads.restores.cache = engine.half.connection.cache
+    engine.find_in(engine.cache)
     engine.run()
     assert result.restored_tokens == 4 * N
     engine.check_idle()
@@ -413,7 +413,7 @@ def test_a_request_waits_no_longer_than_the_deadline(start: Start) -> None:
             waiting.progress = lambda: "waiting"
             return waiting
 
-    engine.half.connection.loads.restores.cache = Hanging()
+    engine.find_in(Hanging())
     assert engine.generate(PROMPT).restored_tokens == 0
     assert counters(engine)["failures:promotion"] == 1
     engine.check_idle()

@@ -109,7 +109,8 @@ def test_two_ranks_publish_together(ranks: int, start: StartEngine) -> None:
     stored = engine.connector.scheduler.stats()["counters"]["stored_bytes"]
     classes = engine.connector.scheduler.connection.geometry.classes
     sizes = {item.kind: item.entry_bytes for item in classes}
-    assert stored == 6 * sizes["attention"] + sizes["recurrent"]
+    ends = 2 * sizes["recurrent"] + (1 + 4) * sizes["attention"] // N  # of prompt and answer
+    assert stored == 6 * sizes["attention"] + sizes["recurrent"] + ends
 
 
 # ---- the arena changed behind the cache: what restores from it must go red
@@ -206,8 +207,11 @@ def test_a_load_whose_cache_raises_is_recomputed(
     engine.generate(PROMPT)
     assert engine.reset_prefix_cache()
     loads = engine.connector.scheduler.connection.loads
-    caller = loads.restores if method == "lookup" else loads
-    caller.cache = broken = Broken(caller.cache, method)
+    broken = Broken(engine.cache, method)
+    if method == "lookup":
+        engine.find_in(broken)
+    else:
+        loads.cache = broken
     if method == "invalidate":
         fail(script, "load", "torn")
     engine.generate(PROMPT)
@@ -374,9 +378,9 @@ def test_an_engine_goes_on_without_a_cache_that_a_panic_has_closed(
     assert engine.reset_prefix_cache()
     half = engine.connector.scheduler
     closed = Closed(half.connection.cache)
-    half.connection.cache = half.connection.loads.cache = half.connection.loads.restores.cache = (
-        half.connection.namespaces._cache
-    ) = closed
+    engine.find_in(closed)
+    half.connection.cache = half.connection.loads.cache = closed
+    half.connection.namespaces._cache = closed
     for _ in range(3):
         assert engine.generate(PROMPT).restored_tokens == 0
         assert engine.reset_prefix_cache()

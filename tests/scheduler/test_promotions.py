@@ -54,9 +54,9 @@ class Promoting:
 
 
 def promoting(engine: Engine, answers: int, *, loses: bool = False) -> Promoting:
-    found = engine.half.connection.loads.restores
-    found.cache = Promoting(found.cache, answers, loses=loses)
-    return found.cache
+    cache = Promoting(engine.cache, answers, loses=loses)
+    engine.find_in(cache)
+    return cache
 
 
 def stored(engine: Engine) -> list[int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,11 +155,31 @@ def test_a_local_hit_inside_a_block_is_extended(start: StartEngine, unit: int) -
     engine.check_idle()
 
 
-def test_a_tail_behind_a_longer_local_hit_is_not_loaded(start: StartEngine) -> None:
+class Below:
+    """A cache that nothing may be loaded from. below: whether it says that the host has nothing."""
+
+    def __init__(self, cache: Any, below: bool) -> None:
+        self.cache, self.below = cache, below
+
+    def __getattr__(self, name: str) -> Any:
+        assert name not in ("acquire", "restore")
+        return getattr(self.cache, name)
+
+    def lookup(self, *args: Any, **kwargs: Any) -> Any:
+        hit = self.cache.lookup(*args, **kwargs)
+        fields = {name: getattr(hit, name) for name in ("blocks", "pages", "missing", "asking")}
+        return SimpleNamespace(**fields, host=0 if self.below else hit.host)
+
+
+@pytest.mark.parametrize("below", [False, True])
+def test_a_tail_behind_a_longer_local_hit_is_not_loaded(start: StartEngine, below: bool) -> None:
     engine = stored(start(match_unit=4), 2 * N + 5)
-    engine.generate(LONG[: 2 * N + 14], 1)
+    engine.generate(LONG[: 2 * N + 14], 1, hints={"store": False})
+    cache = engine.half.connection.loads.cache = Below(engine.cache, below)
+    engine.find_in(cache)
     result = engine.generate(LONG[: 2 * N + 14], 1)
     assert (result.local_tokens, result.restored_tokens) == (2 * N + 12, 0)
+    assert not [name for name in counters(engine) if name.startswith("failures")]
     engine.check_idle()
 
 
@@ -274,12 +296,15 @@ def test_a_preempted_request_resumes_inside_its_answer(
 def test_vllm_never_keeps_the_state_of_a_tail_as_that_of_its_block(start: StartEngine) -> None:
     """Behind a boundary of hashes a step would run past the end of the block that it begins in."""
     shape = SHAPES["gdn-exports"]
-    for retention in (0, None):
+    for retention, store in itertools.product((0, None), (True, False)):
         engine = stored(start(shape, match_unit=4, retention=retention, batched_tokens=200), N + 8)
-        assert engine.generate(LONG[: N + 12], 1).restored_tokens == N + 8
+        engine.watches_local_cache = True
+        first = engine.generate(LONG[: N + 14], 1, hints={"store": False})
+        # vLLM's own hit ends inside a block, too.
+        second = engine.generate(LONG[: 5 * N], 1, hints={"store": store})
+        assert (first.restored_tokens, second.local_tokens) == (N + 8, N + 12)
+        engine.check_idle()
         engine.forget_local()
-        assert engine.generate(LONG[: 5 * N], 1).restored_tokens == N + 1
-        engine.forget_local()
-        plant(engine, LONG, N + 9)
-        assert engine.generate(LONG[: 4 * N + 3], 1).restored_tokens >= N + 9
+        found = engine.generate(LONG, 1, hints={"store": store}).restored_tokens
+        assert found == (5 * N if store else N + 8)
         engine.check_idle()

@@ -84,7 +84,7 @@ class RunRules:
         drops_last_block: bool = False,
         drafts: bool = False,
         narrow: bool = False,
-        tails: Literal["never", "at_end", "in_steps"] = "never",
+        tails: Literal["never", "handed_over", "at_end", "in_steps"] = "never",
     ) -> RunRules:
         """block_tokens: tokens of a block, which has `stride` hashes.
 
@@ -96,11 +96,13 @@ class RunRules:
 
         exports_states: kernels hand over a prefill's last state from inside its last step, which
         begins, with `drops_last_block`, a block earlier. drafts: the last tokens of a step may be
-        drafts. narrow: some window is narrower than a block. tails: whether running states inside
-        blocks are stored, only those of requests that have ended, or also those after the steps for
-        which a run wants one. With drafts, or a window that is narrower than a block, never.
+        drafts. narrow: some window is narrower than a block. tails: where states inside blocks are
+        stored: where a run wants one and the engine hands it over; also where requests end; also
+        after the steps for which a run wants one. With drafts, or a window that is narrower than a
+        block, never.
 
-        Raises InvalidArgumentError for blocks without tokens or hashes, and for an unknown mode.
+        Raises InvalidArgumentError for blocks without tokens, for hashes that do not divide a
+        block, and for an unknown mode.
         """
 
 @final

@@ -186,17 +186,19 @@ impl PyRules {
         };
         let tails = match tails {
             "never" => Tails::Never,
+            "handed_over" => Tails::HandedOver,
             "at_end" => Tails::AtEnd,
             "in_steps" => Tails::InSteps,
             found => {
                 return Err(to_py(Error::InvalidArgument(format!(
-                    "tails: expected never, at_end or in_steps, found {found:?}"
+                    "tails: expected never, handed_over, at_end or in_steps, found {found:?}"
                 ))));
             }
         };
-        if block_tokens.0 == 0 || stride.0 == 0 {
+        if block_tokens.0 == 0 || stride.0 == 0 || !block_tokens.0.is_multiple_of(stride.0) {
             return Err(to_py(Error::InvalidArgument(format!(
-                "rules: expected blocks of at least 1 token and 1 hash, found {} and {}",
+                "rules: expected blocks of at least 1 token, and 1 hash or more for equally many tokens, found \
+                 {} tokens and {} hashes",
                 block_tokens.0, stride.0
             ))));
         }

@@ -95,13 +95,14 @@ impl<'a, 'py> VllmRequest<'a, 'py> {
         }
     }
 
-    fn carries(&self, table: usize, block: u32, boundary: usize) -> PyResult<bool> {
+    fn carries(&self, table: usize, block: u32, tokens: usize) -> PyResult<bool> {
         let (hashes, rules) = (self.hashes()?, self.engine.rules);
-        let index = (boundary * rules.stride).checked_sub(1);
-        let Some(index) = index.filter(|&index| index < hashes.len()) else {
+        let hash_tokens = rules.inner.block_tokens / rules.stride;
+        let index = (tokens / hash_tokens).checked_sub(1);
+        let known = |&index: &usize| tokens.is_multiple_of(hash_tokens) && index < hashes.len();
+        let Some(index) = index.filter(known) else {
             return Ok(false);
         };
-        let tokens = boundary * rules.inner.block_tokens;
         let block = self.engine.block(block)?;
         let given = (block, hashes.get_item(index)?, table, tokens);
         rules.carries.bind(self.py()).call1(given)?.is_truthy()
@@ -141,8 +142,8 @@ impl RequestView for VllmRequest<'_, '_> {
         Ok(self.tables()?.block(table, column)?)
     }
 
-    fn carries(&self, table: usize, block: u32, boundary: usize) -> Result<bool, Raised> {
-        Ok(self.carries(table, block, boundary)?)
+    fn carries(&self, table: usize, block: u32, tokens: usize) -> Result<bool, Raised> {
+        Ok(self.carries(table, block, tokens)?)
     }
 }
 

@@ -260,7 +260,8 @@ impl PyStores {
         Ok(())
     }
 
-    /// Adds the store of the entries that `new_tokens` more tokens of a request complete.
+    /// Adds the stores of the entries that `new_tokens` more tokens of a request complete, and of a state inside a
+    /// block that the engine hands over.
     fn plan<'py>(
         &self,
         engine: &VllmEngine<'_, 'py>,
@@ -270,18 +271,36 @@ impl PyStores {
         offers: Option<Bound<'py, PyAny>>,
         jobs: &mut Option<Bound<'py, PyDict>>,
     ) -> PyResult<()> {
-        match self.plan_one(engine, step.begins, tracked, new_tokens, offers.as_ref()) {
-            Ok(None) => Ok(()),
-            Ok(Some((job, entries))) => {
-                let jobs = jobs.get_or_insert_with(|| PyDict::new(engine.py()));
-                jobs.set_item(job, entries)?;
-                if let Some(planned) = step.planned {
-                    planned.call1((tracked,))?;
-                }
-                Ok(())
-            }
+        let made = match self.plan_one(engine, step.begins, tracked, new_tokens, offers.as_ref()) {
+            Ok(made) => made,
+            Err(error) => return engine.not_planned(tracked, error),
+        };
+        Self::add(step, tracked, made, jobs)?;
+        let Some(offers) = offers else {
+            return Ok(());
+        };
+        match self.plan_handed_over(engine, tracked, new_tokens, &offers) {
+            Ok(made) => Self::add(step, tracked, made, jobs),
             Err(error) => engine.not_planned(tracked, error),
         }
+    }
+
+    /// Adds a store that was planned.
+    fn add<'py>(
+        step: &VllmStep<'_, 'py>,
+        tracked: &Bound<'py, PyAny>,
+        made: Option<PyJob>,
+        jobs: &mut Option<Bound<'py, PyDict>>,
+    ) -> PyResult<()> {
+        let Some((job, entries)) = made else {
+            return Ok(());
+        };
+        let jobs = jobs.get_or_insert_with(|| PyDict::new(tracked.py()));
+        jobs.set_item(job, entries)?;
+        if let Some(planned) = step.planned {
+            planned.call1((tracked,))?;
+        }
+        Ok(())
     }
 
     fn plan_one<'py>(
@@ -295,6 +314,19 @@ impl PyStores {
         let request = VllmRequest::of(engine, tracked)?.beginning(begins);
         let offers = offered.map(|given| || handed_over(given).map_err(Raised));
         let job = self.inner.step(&request, new_tokens, offers)?;
+        self.made(engine, job)
+    }
+
+    fn plan_handed_over<'py>(
+        &self,
+        engine: &VllmEngine<'_, 'py>,
+        tracked: &Bound<'py, PyAny>,
+        new_tokens: usize,
+        offered: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<PyJob>> {
+        let request = VllmRequest::of(engine, tracked)?;
+        let offers = handed_over(offered)?;
+        let job = self.inner.hand_over(&request, new_tokens, &offers)?;
         self.made(engine, job)
     }
 }

@@ -174,6 +174,33 @@ impl<H: Handles> Stores<H> {
         self.planned(request, &mut tracked, plan)
     }
 
+    /// Plans a store of the state inside a block that the engine hands over in the step of a request that was
+    /// planned last, over `new_tokens` tokens.
+    ///
+    /// # Errors
+    /// Errors of the engine's objects. Nothing stays reserved or pinned then.
+    pub fn hand_over<R: StepRequest<Engine: ServingEngine<Error = R::Error, Handles = H>>>(
+        &self,
+        request: &R,
+        new_tokens: usize,
+        offers: &[HandOver],
+    ) -> Result<Option<Job>, R::Error> {
+        if !self.writes {
+            return Ok(None);
+        }
+        let mut tracked = request.tracked()?;
+        let start = request.computed()?;
+        let step = (start, start + new_tokens);
+        let tail = tracked
+            .run
+            .tail_handed_over(&self.rules, step, offers, request)?;
+        let plan = tail.map(|tail| StorePlan {
+            tail: Some(tail),
+            ..StorePlan::default()
+        });
+        self.planned(request, &mut tracked, plan)
+    }
+
     /// Plans a store of what accepted drafts have completed.
     ///
     /// # Errors

@@ -20,7 +20,7 @@ struct Engine {
     in_flight: usize,
     /// StateBlocks that are gone from the tables.
     freed: BTreeSet<u32>,
-    /// StateBlocks that carry the hash of a boundary.
+    /// Blocks that carry the hash of so many tokens.
     carry: BTreeSet<(u32, usize)>,
     /// Columns that were looked at.
     looked: RefCell<Vec<usize>>,
@@ -59,8 +59,8 @@ impl RequestView for Engine {
         })
     }
 
-    fn carries(&self, _: usize, block: u32, boundary: usize) -> Result<bool, Infallible> {
-        Ok(self.carry.contains(&(block, boundary)))
+    fn carries(&self, _: usize, block: u32, tokens: usize) -> Result<bool, Infallible> {
+        Ok(self.carry.contains(&(block, tokens)))
     }
 }
 
@@ -265,10 +265,10 @@ fn what_is_handed_over_counts_only_under_its_hash_and_where_a_step_may_export_it
         let Ok(plan) = Run::default().step(rules, (0, end), &offers, &engine);
         plan.expect("there were offers").states
     };
-    let both = [(7, 2), (8, 2)];
+    let both = [(7, 2 * N), (8, 2 * N)];
     assert_eq!(find(&both, 2 * N + 3, &rules), [state(2, [7, 8])]);
     assert_eq!(find(&both[..1], 2 * N + 3, &rules), [state(2, [7, 0])]);
-    assert_eq!(find(&[(7, 1), (8, 3)], 2 * N + 3, &rules), []);
+    assert_eq!(find(&[(7, N), (8, 3 * N)], 2 * N + 3, &rules), []);
     assert_eq!(find(&both, 3 * N + 1, &rules), [], "too far behind");
     let dropping = RunRules {
         drops_last_block: true,
@@ -286,7 +286,8 @@ fn an_answer_gets_the_checkpoints_that_the_engine_keeps_itself() {
     let (mut run, rules) = (Run::default(), rules(CheckpointMode::Adaptive));
     let mut engine = prompt(2 * N);
     run.want([1]);
-    engine.carry = [(102, 2), (202, 2), (103, 3), (203, 3), (104, 4)].into();
+    let kept = [(102, 2), (202, 2), (103, 3), (203, 3), (104, 4)];
+    engine.carry = kept.map(|(block, boundary)| (block, boundary * N)).into();
     engine.tokens = 4 * N + 1;
     let found = steps(&mut run, &rules, &mut engine, &[N, 2 * N, 3 * N, 4 * N]);
     let states: Vec<_> = found
@@ -303,7 +304,7 @@ fn an_answer_gets_the_checkpoints_that_the_engine_keeps_itself() {
 fn left_of_an_answer(mode: CheckpointMode) -> (Run, Vec<usize>) {
     let mut run = Run::default();
     let mut engine = prompt(2 * N);
-    engine.carry = [(103, 3), (203, 3)].into();
+    engine.carry = [(103, 3 * N), (203, 3 * N)].into();
     engine.tokens = 5 * N + 1;
     let ends = [N, 2 * N, 3 * N, 4 * N, 5 * N];
     steps(&mut run, &rules(mode), &mut engine, &ends);
@@ -553,6 +554,58 @@ fn a_step_leaves_a_tail_only_where_one_is_wanted_and_stores_end_with_steps() {
         [tail(N + 1), None, tail(3 * N + 3)]
     );
     assert_eq!(found(Tails::InSteps, &[N + 2]), [None, None, None]);
+}
+
+#[test]
+fn a_state_that_the_engine_hands_over_inside_a_block_is_a_tail() {
+    let offer = |table, block, tokens| HandOver {
+        table,
+        block,
+        tokens,
+    };
+    let offers = [offer(1, 7, N + 2), offer(2, 8, N + 2), offer(1, 9, 2 * N)];
+    let found = |tails, wanted: &[usize], step, carry: &[(u32, usize)], exports_states| {
+        let (mut run, mut engine) = (Run::default(), prompt(3 * N));
+        let rules = RunRules {
+            exports_states,
+            ..with_tails(tails)
+        };
+        run.want_tails(wanted.iter().copied());
+        engine.carry = carry.iter().copied().collect();
+        let Ok(tail) = run.tail_handed_over(&rules, step, &offers, &engine);
+        let Ok(again) = run.tail_handed_over(&rules, step, &offers, &engine);
+        assert_eq!(again, None, "it is stored once");
+        tail
+    };
+    let (at, both) = (N + 2, [(7, N + 2), (8, N + 2)]);
+    let there = Some(Tail::State {
+        tokens: at,
+        blocks: StateBlocks::from_slice(&[7, 8]),
+    });
+    for tails in [Tails::HandedOver, Tails::AtEnd, Tails::InSteps] {
+        assert_eq!(found(tails, &[at], (at, 2 * N), &both, false), there);
+        assert_eq!(
+            found(tails, &[at], (at, at), &both, false),
+            there,
+            "no step"
+        );
+        assert_eq!(
+            found(tails, &[at], (N, 2 * N + 1), &both, true),
+            there,
+            "exported"
+        );
+    }
+    let tails = Tails::HandedOver;
+    assert_eq!(found(Tails::Never, &[at], (at, 2 * N), &both, false), None);
+    assert_eq!(found(tails, &[2 * N, 9], (at, 2 * N), &both, false), None);
+    assert_eq!(
+        found(tails, &[at], (N, 2 * N), &both, false),
+        None,
+        "no step ended there"
+    );
+    assert_eq!(found(tails, &[at], (at + 1, 2 * N), &both, true), None);
+    let partial = Some(Tail::Skipped("partial_state"));
+    assert_eq!(found(tails, &[at], (at, 2 * N), &both[..1], false), partial);
 }
 
 #[test]

@@ -247,6 +247,11 @@ class Engine:
         """The connector's cache."""
         return self.half.connection.cache
 
+    def find_in(self, cache: Any) -> None:
+        """Has prompts looked up in this in place of the cache, and restored from it."""
+        restores = self.half.connection.loads.restores
+        restores.cache = restores.lookups.cache = cache
+
     def _runner(self, rank: int, plan: Any, version: int) -> Runner:
         kernels = [
             group.kv_cache_spec.block_size

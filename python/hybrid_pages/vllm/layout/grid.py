@@ -22,13 +22,6 @@ Tables = Sequence[Sequence["int | KVCacheBlock"]]
 """The blocks of a request, or their ids, by vLLM's group."""
 
 
-def wants_tails(geometry: Geometry, mode: CheckpointMode) -> bool:
-    """Whether states inside blocks are of use to a model, and wanted: the modes ``none`` and
-    ``align`` want none, since vLLM itself keeps none there."""
-    recurrent = any(item.kind == "recurrent" for item in geometry.classes)
-    return recurrent and mode in ("adaptive", "all")
-
-
 @dataclass(frozen=True)
 class EntryBlocks:
     """The engine blocks that one group of the geometry has in an entry.
@@ -99,9 +92,25 @@ class BlockGrid:
         """How many tokens each of vLLM's prefix hashes adds."""
         return self.block_tokens // self.stride
 
-    def resumes_at(self, tokens: int, known: int) -> bool:
-        """Whether vLLM keeps only right states of a request with ``known`` tokens that resumes
-        after ``tokens``, inside a block.
+    @property
+    def state_tokens(self) -> int:
+        """The tokens of an engine block of states; they are in the smallest blocks."""
+        return min(each.tokens for each in self.groups)
+
+    @property
+    def keeps_inside(self) -> bool:
+        """Whether vLLM itself keeps states inside blocks, as with ``--prefix-match-unit``."""
+        return self.stride > 1
+
+    def kept_inside(self, tokens: int) -> int:
+        """After how many tokens of a prompt of ``tokens`` vLLM itself keeps a state inside a block;
+        0 if it does not."""
+        place = (tokens - 1) // self.hash_tokens * self.hash_tokens
+        return place if place % self.block_tokens else 0
+
+    def runs_on(self, tokens: int, known: int) -> int:
+        """The end of the block inside which a request of ``known`` tokens goes on after ``tokens``,
+        if vLLM keeps a wrong state of that boundary unless a step ends there; 0 if not.
 
         A step that begins inside a block of states ends with the block, so that the state there is
         that of the boundary. There is one exception: where kernels export states, a step that
@@ -109,10 +118,18 @@ class BlockGrid:
         vLLM then keeps the state that the step began with as that of the first boundary.
         (``Scheduler._mamba_block_aligned_split``, ``MambaManager.cache_blocks``)
         """
-        size = min(each.tokens for each in self.groups)
+        size = self.state_tokens
         if not self.exports_states or tokens % self.hash_tokens or not tokens % size:
-            return True
-        return known <= (tokens // size + 2) * size
+            return 0
+        end = (tokens // size + 1) * size
+        return end if known > end + size else 0
+
+    def wants_tails(self, geometry: Geometry, mode: CheckpointMode) -> bool:
+        """Whether states inside blocks are of use to a model, and wanted: in the mode ``align``
+        those that vLLM itself keeps, in ``adaptive`` and ``all`` others, too."""
+        recurrent = any(item.kind == "recurrent" for item in geometry.classes)
+        wanted = mode in ("adaptive", "all") or (mode == "align" and self.keeps_inside)
+        return recurrent and wanted
 
     def columns(self, geometry: Geometry) -> TableColumns:
         """The columns of a geometry's entries in block tables, for the core."""
@@ -161,9 +178,11 @@ class BlockGrid:
 
     def _tails(
         self, geometry: Geometry, mode: CheckpointMode, stores_in_steps: bool
-    ) -> Literal["never", "at_end", "in_steps"]:
-        if self.no_tails is not None or not wants_tails(geometry, mode):
+    ) -> Literal["never", "handed_over", "at_end", "in_steps"]:
+        if self.no_tails is not None or not self.wants_tails(geometry, mode):
             return "never"
+        if mode == "align":
+            return "handed_over"
         return "in_steps" if stores_in_steps else "at_end"
 
 

@@ -46,6 +46,8 @@ class Checkpoints:
         self.inside = False
         """Whether a step may end inside a block, so that its state is stored before the next step
         begins."""
+        self.takes_inside = False
+        """Whether the engine hands over states inside blocks, which are stored."""
 
     # ---- a request
 
@@ -75,6 +77,10 @@ class Checkpoints:
         tracked.steer(stops - {0})
         if self.inside and can_have_tails(request):
             self._stop_inside(tracked)
+        if self.takes_inside:
+            kept = {self.grid.kept_inside(tokens)} - {0}
+            tracked.run.want_tails(kept)
+            tracked.prompt_ends |= kept
 
     def _stop_inside(self, tracked: Tracked) -> None:
         """Chooses where a new request gets a state inside a block: at the end of its prompt, or
@@ -86,7 +92,7 @@ class Checkpoints:
         tracked.fork = fork
         tracked.run.want_tails([end or request.num_prompt_tokens])
         if not end:  # else that is where the next prompt goes on
-            tracked.prompt_end = request.num_prompt_tokens
+            tracked.prompt_ends.add(request.num_prompt_tokens)
         tracked.shared.update(tracked.hints.checkpoint_at)
         self._steer_inside(tracked, {end, *tracked.hints.checkpoint_at})
         if not end % self.grid.block_tokens:
@@ -130,13 +136,14 @@ class Checkpoints:
     def looked_up(self, tracked: Tracked) -> None:
         """Takes the forks that a lookup found, and vLLM's own, and sets the first stop."""
         lookup, request, n = tracked.lookup, tracked.request, self.grid.block_tokens
-        if not self._steers(tracked):
-            return
         if lookup is None:  # the request reads no cache
             self._steer(tracked, 0)
             return
-        resumed = max(lookup.local, lookup.restorable)
+        resumed = max(lookup.hit, lookup.restorable)
         fork = tracked.engine_fork = versions.fork_of(request)
+        if not self._steers(tracked):
+            self._steer(tracked, resumed)
+            return
         forks: tuple[int, ...] = ()
         if self.mode == "adaptive":
             forks = lookup.paged // n * n, fork  # pages may end in a tail
@@ -158,11 +165,11 @@ class Checkpoints:
     def _steer(self, tracked: Tracked, done: int) -> None:
         if done >= tracked.request.num_tokens:
             return  # decoding: every stop has passed
-        n, known = self.grid.block_tokens, tracked.request.num_tokens
-        # vLLM goes on from some with wrong states. That depends on how many tokens there are, which
-        # are more for a preempted request: it computes its answer like a prompt.
-        inside = (end for end in tracked.ends if self.grid.resumes_at(end, known))
-        ours = {*(stop * n for stop in tracked.stops), *inside}
+        n = self.grid.block_tokens
+        # A preempted request has more tokens: it computes its answer like a prompt.
+        if not self.grid.drafts and (end := self.grid.runs_on(done, tracked.request.num_tokens)):
+            tracked.end_step(end)
+        ours = {*(stop * n for stop in tracked.stops), *tracked.ends}
         ahead = [tokens for tokens in (tracked.engine_fork, *ours) if tokens > done]
         if ahead:
             stop = min(ahead)

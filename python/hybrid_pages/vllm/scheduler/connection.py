@@ -13,7 +13,7 @@ from hybrid_pages.adapter.pool import Slots
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.config.identity import ModelFacts
 from hybrid_pages.vllm.config.settings import Settings
-from hybrid_pages.vllm.layout.grid import BlockGrid, wants_tails
+from hybrid_pages.vllm.layout.grid import BlockGrid
 from hybrid_pages.vllm.messages import Report
 from hybrid_pages.vllm.metrics import Figures
 from hybrid_pages.vllm.processes.agreement import Agreement
@@ -226,7 +226,7 @@ class Connection:
         store."""
         layer, stores = self.agreement.whole_only, self.stores
         stores.no_tails = self.grid.no_tails or ("" if layer is None else "layout")
-        wanted = wants_tails(self.geometry, self._mode)
+        wanted = self.grid.wants_tails(self.geometry, self._mode)
         if layer is not None and wanted:
             logger.info(
                 "hybrid-pages: requests resume at multiples of %d tokens only, since it is not "
@@ -236,7 +236,10 @@ class Connection:
             )
         inside = wanted and not stores.no_tails
         self.loads.restores.lookups.inside = inside
-        self.checkpoints.inside = inside and self.may_store and self.stores_in_steps
+        stores_inside = inside and self.may_store
+        self.checkpoints.takes_inside = stores_inside and self.grid.keeps_inside
+        ends_inside = self._mode != "align" and self.stores_in_steps
+        self.checkpoints.inside = stores_inside and ends_inside
 
     def _connect_tiers(self, arena: Arena) -> None:
         """Opens the tiers below, if any, with what engines of this identity have left there."""
@@ -300,7 +303,7 @@ class Connection:
 
     def _give_manager(self, manager: "KVCacheManager") -> None:
         self.stores.tables = versions.tables_of(manager)
-        self.loads.parked.bind(manager)
+        self.loads.bind(manager)
 
     def bind_pool(self, pool: "BlockPool") -> None:
         """Takes vLLM's block pool, which pins source blocks while they are copied."""

@@ -13,7 +13,7 @@ from hybrid_pages._core import StoreEntries
 from hybrid_pages._core import Stores as Core
 from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.vllm.config.settings import CheckpointMode
-from hybrid_pages.vllm.layout.grid import Tables, wants_tails
+from hybrid_pages.vllm.layout.grid import Tables
 from hybrid_pages.vllm.messages import Outcome
 from hybrid_pages.vllm.metrics import Figures
 from hybrid_pages.vllm.scheduler.requests.keys import Keys
@@ -62,7 +62,7 @@ class StoreJobs:
         self.cache, self.keys, self.grid, self.figures = cache, keys, keys.grid, figures
         known = keys.known if keys.names_next else None
         rules = self.grid.rules(geometry, mode, known, stores_in_steps=in_steps)
-        self.has_tails = wants_tails(geometry, mode)
+        self.has_tails = self.grid.wants_tails(geometry, mode)
         """Whether states inside blocks are of use to the model, and the mode wants them."""
         self.no_tails = self.grid.no_tails or "unconfirmed"
         """Why no state inside a block is stored; empty if they are. Until all ranks have reported,
@@ -140,17 +140,17 @@ class StoreJobs:
 
     def _left_behind(self, tracked: Tracked, end: int) -> Iterator[tuple[int, bytes]]:
         """The tails that a request's end supersedes, each with its place in tokens: the end of the
-        turn before; and that of its own prompt, if the conversation goes on from answers."""
-        own, n = tracked.prompt_end, self.grid.block_tokens
-        goes_on = False
+        turn before; and those of its own prompt, if the conversation goes on from answers."""
+        goes_on, n = False, self.grid.block_tokens
         for tokens in sorted(tracked.began - tracked.shared):
             if tokens % n and tokens < end:
                 tail = self._tail_key(tracked, tokens)
                 if self.turns.supersede(tail):
                     goes_on = True
                     yield tokens, tail
-        if goes_on and own % n and own < end and own not in tracked.shared:
-            yield own, self._tail_key(tracked, own)
+        for own in sorted(tracked.prompt_ends - tracked.shared) if goes_on else ():
+            if own % n and own < end:
+                yield own, self._tail_key(tracked, own)
 
     def _add(self, planned: tuple[int, StoreEntries] | None) -> bool:
         if planned is not None:

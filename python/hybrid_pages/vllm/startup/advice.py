@@ -14,7 +14,7 @@ from hybrid_pages.checks.rules import findings
 from hybrid_pages.checks.situation import Finding, Situation
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.config.settings import Settings
-from hybrid_pages.vllm.layout.grid import BlockGrid, wants_tails
+from hybrid_pages.vllm.layout.grid import BlockGrid
 from hybrid_pages.vllm.versions import logger
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _situation(
         exports_states=grid.exports_states,
         whole_blocks_only=_whole_blocks_only(settings, grid, plan),
         host_bytes=int(settings.host_gb * GIB),
-        state_tokens=min(each.tokens for each in grid.groups),
+        state_tokens=grid.state_tokens,
         max_batched_tokens=batched,
         # With drafts, vLLM sets one of them to the other.
         max_scheduled_tokens=None if scheduled == batched else scheduled,
@@ -94,7 +94,7 @@ def _situation(
 def _whole_blocks_only(settings: Settings, grid: BlockGrid, plan: Geometry | None) -> bool | None:
     if grid.no_tails is not None:
         return True
-    return None if plan is None else not wants_tails(plan, settings.checkpoint_mode)
+    return None if plan is None else not grid.wants_tails(plan, settings.checkpoint_mode)
 
 
 def _changes_weights(config: "VllmConfig") -> str:

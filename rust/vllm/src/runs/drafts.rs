@@ -148,7 +148,8 @@ impl Run {
         for (group, block) in late.into_iter().flat_map(|late| late.blocks).enumerate() {
             // A freed block may belong to another request, unless it carries the boundary's hash.
             let freed = block != 0 && here[group] == 0;
-            if freed && request.carries(rules.groups[group].table, block, boundary)? {
+            let tokens = boundary * rules.block_tokens;
+            if freed && request.carries(rules.groups[group].table, block, tokens)? {
                 here[group] = block;
             }
         }

@@ -148,7 +148,7 @@ fn handed_over<R: RequestView>(
         if !offer.tokens.is_multiple_of(rules.block_tokens) || is_there {
             continue;
         }
-        if request.carries(offer.table, offer.block, boundary)? {
+        if request.carries(offer.table, offer.block, offer.tokens)? {
             let mut blocks = of(&found, boundary)
                 .cloned()
                 .unwrap_or_else(|| rules.none());

@@ -4,6 +4,7 @@
 //! Two things prove a boundary: a step of this run ended there, or the step runs past it and the kernels export
 //! it. The block is then the one in the table where the step ended, or one that the engine hands over and that
 //! still carries the boundary's hash: hand-overs also name blocks that were freed, and given to others, meanwhile.
+//! A state inside a block is proven in the same way.
 
 mod drafts;
 mod finding;

@@ -41,9 +41,9 @@ pub trait RequestView {
     /// If the engine's objects give no answer.
     fn block(&self, table: usize, column: usize) -> Result<u32, Self::Error>;
 
-    /// Whether the engine knows a block of a table as the state of a boundary of this request.
+    /// Whether the engine knows a block of a table as the state after so many tokens of this request.
     ///
     /// # Errors
     /// If the engine's objects give no answer.
-    fn carries(&self, table: usize, block: u32, boundary: usize) -> Result<bool, Self::Error>;
+    fn carries(&self, table: usize, block: u32, tokens: usize) -> Result<bool, Self::Error>;
 }

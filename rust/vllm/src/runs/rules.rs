@@ -13,14 +13,16 @@ pub enum CheckpointMode {
     All,
 }
 
-/// Where the running state of a request is stored inside a block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Where states of a request are stored inside a block. Each includes those before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tails {
     /// Nowhere.
     Never,
-    /// Where the request ends.
+    /// Where a tail is wanted and the engine hands the state over, in a block that no later step writes.
+    HandedOver,
+    /// Where the request ends, too.
     AtEnd,
-    /// Where the request ends, and after each step for which a tail is wanted: stores end with their step.
+    /// After each step for which a tail is wanted, too: stores end with their step.
     InSteps,
 }
 
@@ -41,7 +43,7 @@ pub struct RunRules {
     pub narrow: bool,
     /// Which checkpoints are wanted.
     pub mode: CheckpointMode,
-    /// Where tails are stored. With drafts, or a window that is narrower than a block, nowhere.
+    /// Where states inside blocks are stored. With drafts, or a window that is narrower than a block, nowhere.
     pub tails: Tails,
 }
 

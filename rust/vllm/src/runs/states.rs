@@ -70,7 +70,8 @@ impl FoundState {
             }
             some = true;
             let table = rules.groups[group].table;
-            if self.offered[group] == 0 && !request.carries(table, block, self.state.boundary)? {
+            let tokens = self.state.boundary * rules.block_tokens;
+            if self.offered[group] == 0 && !request.carries(table, block, tokens)? {
                 return Ok(false);
             }
         }

@@ -2,15 +2,17 @@
 //!
 //! After a step, the running state includes exactly the tokens up to the step's end, and is in the column of the last
 //! of them. The next step overwrites it. So it can be stored where no step follows, or where the store ends with the
-//! step.
+//! step. The engine itself may keep a state inside a block: it copies it to another block before the next step, or its
+//! kernels export it. Then it hands that block over.
 
 use super::request::RequestView;
 use super::rules::{RunRules, Tails};
 use super::run::Run;
-use super::states::{FoundState, StateBlocks, Tail};
+use super::states::{FoundState, HandOver, StateBlocks, Tail};
 
 impl Run {
-    /// Adds numbers of tokens of the request: a step that ends at one of them leaves a tail.
+    /// Adds numbers of tokens of the request: a step that ends at one of them leaves a tail, and so does a state that
+    /// the engine hands over.
     pub fn want_tails(&mut self, tokens: impl IntoIterator<Item = usize>) {
         self.tails.extend(tokens);
         self.quiet_until = 0;
@@ -29,6 +31,42 @@ impl Run {
         self.tail(rules, end, request)
     }
 
+    /// The deepest wanted tail whose state the engine hands over with the step over the tokens [start, end).
+    ///
+    /// # Errors
+    /// If the engine's objects give no answer.
+    pub fn tail_handed_over<R: RequestView>(
+        &mut self,
+        rules: &RunRules,
+        (start, end): (usize, usize),
+        offers: &[HandOver],
+        request: &R,
+    ) -> Result<Option<Tail>, R::Error> {
+        let wanted = |&tokens: &usize| {
+            let proven =
+                tokens == start || (rules.exports_states && start < tokens && tokens < end);
+            let inside = !tokens.is_multiple_of(rules.block_tokens);
+            proven && inside && self.tails.contains(&tokens)
+        };
+        let found = offers.iter().map(|offer| offer.tokens).filter(wanted).max();
+        let Some(tokens) = found.filter(|_| rules.tails != Tails::Never) else {
+            return Ok(None);
+        };
+        self.tails.remove(&tokens);
+        let mut blocks = rules.none();
+        for offer in offers.iter().filter(|offer| offer.tokens == tokens) {
+            if !request.carries(offer.table, offer.block, tokens)? {
+                continue;
+            }
+            for (group, block) in rules.groups.iter().zip(&mut blocks) {
+                if group.table == offer.table {
+                    *block = offer.block;
+                }
+            }
+        }
+        Ok(Some(tail_of(tokens, blocks)))
+    }
+
     /// The tail of a request that has ended after `end` tokens, if its end is inside a block.
     pub(super) fn tail_at_end<R: RequestView>(
         &mut self,
@@ -36,7 +74,7 @@ impl Run {
         end: usize,
         request: &R,
     ) -> Result<Option<Tail>, R::Error> {
-        if rules.tails == Tails::Never || self.tail_offered == Some(end) {
+        if rules.tails < Tails::AtEnd || self.tail_offered == Some(end) {
             return Ok(None);
         }
         self.tail(rules, end, request)
@@ -61,14 +99,7 @@ impl Run {
             let column = end.div_ceil(rules.block_tokens / group.per_block) - 1;
             blocks.push(request.block(group.table, column)?);
         }
-        Ok(Some(if blocks.contains(&0) {
-            Tail::Skipped("partial_state")
-        } else {
-            Tail::State {
-                tokens: end,
-                blocks,
-            }
-        }))
+        Ok(Some(tail_of(end, blocks)))
     }
 
     /// The state of a request that has ended at a boundary, after `end` tokens, unless it was wanted before.
@@ -80,7 +111,7 @@ impl Run {
     ) -> Result<Option<FoundState>, R::Error> {
         let boundary = end / rules.block_tokens;
         let ends_there = boundary > 0 && end.is_multiple_of(rules.block_tokens);
-        if rules.tails == Tails::Never || !ends_there || boundary > request.keys()? {
+        if rules.tails < Tails::AtEnd || !ends_there || boundary > request.keys()? {
             return Ok(None);
         }
         if !self.wanted.insert(boundary) {
@@ -88,5 +119,14 @@ impl Run {
         }
         let here = rules.here(boundary, request)?;
         Ok(Some(rules.state(boundary, rules.none(), &here)))
+    }
+}
+
+/// A tail, if the blocks of all groups are known.
+fn tail_of(tokens: usize, blocks: StateBlocks) -> Tail {
+    if blocks.contains(&0) {
+        Tail::Skipped("partial_state")
+    } else {
+        Tail::State { tokens, blocks }
     }
 }

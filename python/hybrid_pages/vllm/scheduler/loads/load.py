@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from hybrid_pages import Cache, Geometry, InvalidArgumentError, ReadLease, Restore
 from hybrid_pages.adapter.disk import DEADLINE_MS
 from hybrid_pages.adapter.errors import EngineError
+from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.layout.grid import Tables
 from hybrid_pages.vllm.messages import LoadEntry, LoadJob, Outcome
 from hybrid_pages.vllm.metrics import Figures
@@ -25,6 +26,7 @@ from hybrid_pages.vllm.scheduler.requests.tracked import Lookup, Place, Tracked
 from hybrid_pages.vllm.versions import logger
 
 if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.request import Request
 
 
@@ -94,11 +96,17 @@ class Loads:
         self.restores = Restores(cache, keys, figures, wait_seconds=wait_seconds, asking=asking)
         self.columns, self.ranks = self.grid.columns(geometry), geometry.ranks
         self.parked = Parked(figures, keys.grid.drafts)
+        self.manager: KVCacheManager | None = None
         self.in_flight: dict[str, _Load] = {}
         """Loads that were planned and have not ended, by request."""
         self._in_waves: set[str] = set()
         self._failed: set[str] = set()
         self._planned: list[LoadJob] = []
+
+    def bind(self, manager: "KVCacheManager") -> None:
+        """Takes vLLM's cache manager."""
+        self.manager = manager
+        self.parked.bind(manager)
 
     @property
     def wait_seconds(self) -> float:
@@ -121,14 +129,15 @@ class Loads:
             raise EngineError(
                 f"local hit: expected whole blocks of {n}, found {local_tokens} tokens"
             )
-        found = self.restores.look_up(tracked, local_tokens, request.num_tokens - 1)
+        hit = self._engine_hit(request, local_tokens)
+        found = self.restores.look_up(tracked, hit, request.num_tokens - 1)
         if found is None:
             return None
         if tracked.restore is None or tracked.place is None:
             tracked.place = found.host
         end = tracked.place.tokens
-        tracked.lookup = Lookup(local_tokens, end, found.paged, found.missing)
-        if tracked.skips_loads or tracked.refused or end <= local_tokens:
+        tracked.lookup = Lookup(local_tokens, hit, end, found.paged, found.missing)
+        if tracked.skips_loads or tracked.refused or end <= hit:
             return 0
         fits = self.parked.fits(tracked, local_tokens, end)
         if fits is None:
@@ -139,6 +148,13 @@ class Loads:
         if tracked.restore is not None:
             return end - local_tokens
         return self._acquire(tracked, tracked.place, local_tokens)
+
+    def _engine_hit(self, request: "Request", local_tokens: int) -> int:
+        """The length of vLLM's own prefix hit. If it ends inside a block, vLLM tells its whole
+        blocks only, and takes a load that leads further in place of the rest."""
+        if not self.grid.keeps_inside or self.manager is None:
+            return local_tokens
+        return max(local_tokens, versions.local_tokens(self.manager, request))
 
     def _acquire(self, tracked: Tracked, place: Place, local_tokens: int) -> int:
         """Takes a lease on what the host has up to a place. Returns how many tokens it has beyond

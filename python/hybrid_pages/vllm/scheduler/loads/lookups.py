@@ -75,13 +75,7 @@ class Lookups:
         """The places behind a boundary where tails of some lengths would end, if they were of this
         prompt."""
         start, request, n = blocks * self.grid.block_tokens, tracked.request, self.grid.block_tokens
-        fitting = [
-            tokens
-            for tokens in lengths
-            if tokens < n
-            and start + tokens <= most
-            and self.grid.resumes_at(start + tokens, request.num_tokens)
-        ]
+        fitting = [tokens for tokens in lengths if tokens < n and start + tokens <= most]
         before = tracked.keys[blocks - 1] if blocks else None
         named = tail_keys(request, before, start, fitting)
         return [

@@ -18,7 +18,9 @@ class Lookup(NamedTuple):
     """The result of a request's last lookup, in tokens."""
 
     local: int
-    """The length of vLLM's own prefix hit."""
+    """The whole blocks of vLLM's own prefix hit."""
+    hit: int
+    """The length of vLLM's own prefix hit, which may end inside a block."""
     restorable: int
     """The joint hit of the host, which can be loaded now."""
     paged: int
@@ -83,7 +85,7 @@ class Tracked:
     stops: set[int] = field(default_factory=set)
     """Boundaries, in blocks, at which the engine is asked to end a step."""
     ends: set[int] = field(default_factory=set)
-    """Tokens of the request, inside blocks, after which the engine is asked to end a step."""
+    """Tokens of the request, most inside blocks, after which the engine is asked to end a step."""
     hints: RequestHints = NOTHING
     arrival: float = 0.0
     """When the request arrived, on the monotonic clock, if requests are recorded."""
@@ -137,9 +139,9 @@ class Tracked:
     """The last tail that was offered to the cache: after how many tokens it ends, and its key."""
     began: set[int] = field(default_factory=set)
     """Where the request's runs began, in tokens."""
-    prompt_end: int = 0
-    """How many tokens its prompt has, if a state is made at its end and only the request's own
-    answer is expected to go on from there; 0 if not."""
+    prompt_ends: set[int] = field(default_factory=set)
+    """At how many tokens states are made at the end of its prompt, if only the request's own answer
+    is expected to go on from there."""
 
     @classmethod
     def of(cls, request: "Request", namespace: int, keys: PrefixKeys) -> "Tracked":
@@ -167,6 +169,11 @@ class Tracked:
             self.ends |= ends
             self.run.want_tails(ends)
             self.run.steered = True
+
+    def end_step(self, tokens: int) -> None:
+        """Adds a number of tokens that ends a step of the engine and gets no state by that."""
+        self.ends.add(tokens)
+        self.run.steered = True
 
     def restart(self) -> None:
         """Forgets the request's blocks, which the engine has freed."""
