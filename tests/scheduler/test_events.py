@@ -129,7 +129,7 @@ def test_a_prompt_is_predicted_as_deep_as_it_is_restored(
         limit = (len(prompt) - 1) // N * N
         whole = found // N * N  # no end inside a block is announced
         assert whole <= min(predicted, limit)
-        assert bool(found) == bool(predicted and engine.depths(prompt)) or predicted > found
+        assert bool(whole) == bool(predicted and engine.depths(prompt)) or predicted > whole
         exact += whole == min(predicted, limit)
     assert exact >= 25
 
