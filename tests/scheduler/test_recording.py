@@ -39,6 +39,17 @@ def test_requests_are_written_at_their_ends(start: StartEngine, tmp_path: Path) 
     assert len(set(first["hash_ids"])) == 4
 
 
+def test_hints_are_written(start: StartEngine, tmp_path: Path) -> None:
+    engine = start(extra={"trace_dir": str(tmp_path)})
+    engine.generate(tokens(N), hints={"session": "a", "expect_in": 30, "store": False})
+    engine.generate(tokens(N), hints={"session": "a", "release": True, "retain": 5})
+    _, first, second = lines(tmp_path)
+    assert (first["expect_in"], first["store"], "release" in first) == (30, False, False)
+    assert (second["release"], second["retain"], "expect_in" in second) == (True, 5, False)
+    assert first["session"] == second["session"] != "a"
+    assert Trace.open(next(tmp_path.iterdir())).requests == 2
+
+
 def test_a_request_that_was_scheduled_and_aborted_is_written(
     start: StartEngine, tmp_path: Path
 ) -> None:

@@ -21,6 +21,8 @@ pub(crate) struct CountedTier<'a> {
     ratio: u32,
     pub(crate) budget: u64,
     cells: Vec<BlockEntries>,
+    /// How many pages there are right behind each block.
+    behind: Vec<u32>,
     /// Block and kind of each entry.
     entries: Vec<(u32, EntryKind)>,
     vacant: Vec<u32>,
@@ -42,6 +44,7 @@ impl<'a> CountedTier<'a> {
             ratio,
             budget,
             cells: vec![empty; trace.boundaries.len()],
+            behind: vec![0; trace.boundaries.len()],
             entries: Vec::new(),
             vacant: Vec::new(),
             pages: 0,
@@ -127,6 +130,9 @@ impl<'a> CountedTier<'a> {
             EntryKind::Page | EntryKind::Window => {
                 cell.page = id;
                 self.pages += 1;
+                if let Some(behind) = self.behind_parent(at) {
+                    *behind += 1;
+                }
             }
             EntryKind::Checkpoint => {
                 cell.checkpoint = id;
@@ -144,8 +150,11 @@ impl<'a> CountedTier<'a> {
             EntryKind::Page | EntryKind::Window => {
                 cell.page = NONE;
                 self.pages -= 1;
-                // There is a checkpoint here only if the policy evicts a page before its checkpoint.
                 let orphan = cell.checkpoint;
+                if let Some(behind) = self.behind_parent(at) {
+                    *behind -= 1;
+                }
+                // There is a checkpoint here only if the policy evicts a page before its checkpoint.
                 if orphan != NONE {
                     self.evict(EntryId(orphan));
                 }
@@ -157,6 +166,28 @@ impl<'a> CountedTier<'a> {
         }
         self.policy.leave(victim);
         self.vacant.push(victim.0);
+    }
+
+    fn behind_parent(&mut self, at: u32) -> Option<&mut u32> {
+        let parent = self.trace.boundaries[at as usize].parent;
+        self.behind
+            .get_mut(parent as usize)
+            .filter(|_| parent != ROOT)
+    }
+
+    /// Gives up what a path has behind its first `first` blocks, up to where another path goes on, as
+    /// [`Cache::give_up`](hybrid_pages::cache::Cache::give_up) does.
+    pub(crate) fn give_up(&mut self, path: &[u32], first: usize) {
+        for (block, &at) in path.iter().enumerate().skip(first).rev() {
+            let goes_on = path.get(block + 1).is_some_and(|&next| self.has_page(next));
+            if self.behind[at as usize] > u32::from(goes_on) {
+                break;
+            }
+            let BlockEntries { page, checkpoint } = self.cell(at);
+            for id in [page, checkpoint].into_iter().filter(|&id| id != NONE) {
+                self.policy.give_up(EntryId(id));
+            }
+        }
     }
 
     /// Evicts until the tier's entries have at most this size. False if the policy names no victim before.

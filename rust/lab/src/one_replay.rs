@@ -4,6 +4,8 @@
 //! entries enter first, then the policy evicts until the budget holds, and may evict the new entries, too. A cache
 //! can't do that, since it has no room beyond its slots. The disk here can't either.
 
+use std::collections::HashMap;
+
 use hybrid_pages::ids::EntryId;
 use hybrid_pages::policy::{EntryKind, Hints, NewRequest, Policy};
 
@@ -36,6 +38,10 @@ pub(crate) struct ReplayOutcome {
     pub traffic: RemoteTraffic,
 }
 
+/// For how long after the expected time a host keeps what is expected, in milliseconds, as `GRACE` in
+/// `python/hybrid_pages/vllm/scheduler/loads/expected.py`.
+const GRACE: u64 = 15_000;
+
 /// A replay of one trace through a host that only counts entries, above a disk, a remote store or nothing.
 pub(crate) struct OneReplay<'a> {
     trace: &'a Trace,
@@ -45,6 +51,8 @@ pub(crate) struct OneReplay<'a> {
     outcome: ReplayOutcome,
     admitted: Vec<usize>,
     names: Vec<u64>,
+    /// How many blocks of each session were known before its first request.
+    shared: HashMap<u64, usize>,
 }
 
 impl<'a> OneReplay<'a> {
@@ -57,6 +65,7 @@ impl<'a> OneReplay<'a> {
             outcome: ReplayOutcome::default(),
             admitted: Vec::new(),
             names: Vec::new(),
+            shared: HashMap::new(),
         }
     }
 
@@ -128,6 +137,8 @@ impl<'a> OneReplay<'a> {
         }
         self.outcome.hit_tokens += resumed as u64 * trace.block_tokens;
 
+        let hints = self.hints(request);
+        let host = &self.host;
         self.names.clear();
         let name = |&at: &u32| trace.boundaries[at as usize].name;
         self.names.extend(path.iter().map(name));
@@ -141,7 +152,7 @@ impl<'a> OneReplay<'a> {
             pages,
             seen: pages,
             free: host.free(),
-            hints: request.hints,
+            hints,
         };
         self.host.policy.admit(&arrival, &mut self.admitted);
         if let Some(disk) = &mut self.disk {
@@ -178,19 +189,53 @@ impl<'a> OneReplay<'a> {
             store.write_behind(&path[..kept], resumed, &self.admitted, &self.host);
             store.pass(path);
         }
-        self.release(path, resumed, &request.hints);
-        if request.hints.store {
+        self.release(path, resumed, &hints);
+        if hints.store {
             let (names, end) = (&self.names, self.names.len());
             self.host.policy.finish(names, end, request.output_tokens);
             if let Some(disk) = &mut self.disk {
                 disk.tier.policy.finish(names, end, request.output_tokens);
             }
         }
+        self.look_ahead(request, path, pages);
         self.host.shrink(self.host.budget);
         let taken = self.host.taken();
         self.outcome.checkpoint_size += self.host.checkpoint_size();
         self.outcome.taken_size += taken;
         self.outcome.most_size = self.outcome.most_size.max(taken);
+    }
+
+    /// The hints of a request. What is expected is retained by a host with no tier below; with one, it is left to that
+    /// tier.
+    fn hints(&self, request: &TraceRequest) -> Hints {
+        let mut hints = request.hints;
+        if let Some(after) = request.expects
+            && self.disk.is_none()
+            && self.store.is_none()
+        {
+            let retain = (after + GRACE).min(Hints::MOST_RETAIN);
+            hints.retain = hints.retain.max(retain);
+        }
+        hints
+    }
+
+    /// Remembers what a session shares with others when it begins, and gives up the rest at its end. `pages`: how many
+    /// leading blocks were known before the request.
+    fn look_ahead(&mut self, request: &TraceRequest, path: &[u32], pages: usize) {
+        let mut first = pages;
+        if let Some(session) = request.hints.session {
+            first = first.min(*self.shared.entry(session).or_insert(pages));
+        }
+        if !request.releases {
+            return;
+        }
+        if let Some(session) = request.hints.session {
+            self.shared.remove(&session);
+        }
+        self.host.give_up(path, first);
+        if let Some(disk) = &mut self.disk {
+            disk.tier.give_up(path, first);
+        }
     }
 
     /// Brings the entries of a hit that the host lacks to the host. Returns their total size.

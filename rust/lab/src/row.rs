@@ -29,6 +29,12 @@ pub(crate) struct TraceRow {
     retain: f64,
     #[serde(default = "stored")]
     store: bool,
+    /// The hint how many seconds after this request its session's next one comes.
+    #[serde(default)]
+    expect_in: Option<f64>,
+    /// The hint that nothing of the request's session comes again.
+    #[serde(default)]
+    pub(crate) release: bool,
 }
 
 const fn stored() -> bool {
@@ -83,13 +89,20 @@ impl TraceRow {
             ));
         }
         let most = Hints::MOST_RETAIN / 1000;
-        if !(0.0..=most as f64).contains(&row.retain) {
-            return Err(format!(
-                "retain: expected 0 to {most} seconds, found {}",
-                row.retain
-            ));
+        for (name, seconds) in [("retain", Some(row.retain)), ("expect_in", row.expect_in)] {
+            if let Some(found) = seconds.filter(|found| !(0.0..=most as f64).contains(found)) {
+                return Err(format!(
+                    "{name}: expected 0 to {most} seconds, found {found}"
+                ));
+            }
         }
         Ok(row)
+    }
+
+    /// When the session's next request is expected, in milliseconds after this one. `None` if the row does not say so.
+    pub(crate) fn expects(&self) -> Option<u64> {
+        let seconds = self.expect_in.filter(|_| !self.release);
+        seconds.map(|seconds| (seconds * 1000.0) as u64)
     }
 
     /// The hints of the row. The reader numbers the sessions.

@@ -42,6 +42,10 @@ pub(crate) struct TraceRequest {
     pub(crate) tokens: u64,
     pub(crate) output_tokens: u64,
     pub(crate) hints: Hints,
+    /// In how many milliseconds the session's next request is expected, if the application said so.
+    pub(crate) expects: Option<u64>,
+    /// Whether nothing of the request's session comes again.
+    pub(crate) releases: bool,
     /// Index of the request's first block in the trace's `paths`.
     first: usize,
     blocks: usize,
@@ -145,7 +149,7 @@ impl Trace {
             let next = known.sessions.len() as u64;
             *known.sessions.entry(name).or_insert(next)
         });
-        let hints = row.hints(session);
+        let (hints, expects) = (row.hints(session), row.expects());
         let first = self.paths.len();
         let mut parent = ROOT;
         for hash in row.hash_ids.into_iter().take(blocks) {
@@ -172,6 +176,8 @@ impl Trace {
             tokens: row.input_length,
             output_tokens: row.output_length,
             hints,
+            expects,
+            releases: row.release,
             first,
             blocks,
         });

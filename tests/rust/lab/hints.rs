@@ -99,6 +99,11 @@ fn a_trace_says_what_is_retained_and_what_is_not_stored() {
         assert_eq!(hits(told("", ""), policy, 4), 0, "{policy}");
         assert_eq!(hits(told(r#","retain":10"#, ""), policy, 4), 1, "{policy}");
         assert_eq!(hits(told(r#","retain":0.5"#, ""), policy, 4), 0, "{policy}");
+        // What is expected is kept for a while behind that time.
+        let late = r#","expect_in":0.5"#;
+        assert_eq!(hits(told(late, ""), policy, 4), 1, "{policy}");
+        let both = r#","expect_in":0.5,"release":true"#;
+        assert_eq!(hits(told(both, ""), policy, 4), 0, "{policy}");
         assert_eq!(
             hits(told("", r#","store":false"#), policy, 4),
             1,
@@ -113,6 +118,40 @@ fn a_trace_says_what_is_retained_and_what_is_not_stored() {
 }
 
 #[test]
+fn what_a_session_releases_goes_first_and_what_others_share_stays() {
+    let row = |now: u64, hashes: &str, blocks: u64, more: &str| {
+        let length = 512 * blocks + 1;
+        format!(r#"{{"timestamp":{now},"input_length":{length},"hash_ids":[{hashes}]{more}}}"#)
+    };
+    // Two prompts of two blocks, of which the second leaves, or not; room for one and a half.
+    let told = |second: &str, more: &str| {
+        let rows = [
+            row(0, "1,2", 2, ""),
+            row(1_000, second, 2, more),
+            row(2_000, "5", 1, ""),
+            row(3_000, "1,2", 2, ""),
+        ];
+        trace(&rows.each_ref().map(String::as_str)).unwrap()
+    };
+    let release = r#","session":"a","release":true"#;
+    assert_eq!(hits(told("3,4", ""), "reuse", 6), 0);
+    assert_eq!(hits(told("3,4", release), "reuse", 6), 2);
+    // What a session shares with another one stays: here the first block.
+    let shared = |more: &str| {
+        trace(&[
+            &row(0, "1,3", 2, r#","session":"b""#),
+            &row(1_000, "1,2", 2, &format!(r#","session":"a"{more}"#)),
+            &row(2_000, "4,5", 2, ""),
+            &row(3_000, "1,3", 2, ""),
+        ])
+        .unwrap()
+    };
+    let release = r#","release":true"#;
+    assert_eq!(hits(shared(""), "reuse", 8), 1 + 1);
+    assert_eq!(hits(shared(release), "reuse", 8), 1 + 2);
+}
+
+#[test]
 fn hints_out_of_range_are_refused_by_name() {
     for (hint, reason) in [
         (r#""priority":11"#, "priority: expected -10 to 10, found 11"),
@@ -120,7 +159,12 @@ fn hints_out_of_range_are_refused_by_name() {
             r#""retain":-1"#,
             "retain: expected 0 to 86400 seconds, found -1",
         ),
+        (
+            r#""expect_in":86401"#,
+            "expect_in: expected 0 to 86400 seconds, found 86401",
+        ),
         (r#""store":"no""#, "expected a boolean"),
+        (r#""release":1"#, "expected a boolean"),
         (r#""session":1.5"#, "strings"),
     ] {
         let row = format!(r#"{{"timestamp":0,"input_length":1,"hash_ids":[],{hint}}}"#);

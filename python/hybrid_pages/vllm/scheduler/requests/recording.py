@@ -4,7 +4,8 @@ It holds lengths, times and hashes, never a token. The hashes are made with a se
 written, so the file does not tell whether a known text was among the prompts. Format: JSON lines;
 the first names the format and the block size, then one per request, written when it ends:
 ``{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [hex, ...]}``, and
-the hints ``session`` (a hash), ``priority``, ``retain`` and ``store`` that the request had.
+the hints that the request had: ``session`` (a hash), ``priority``, ``retain``, ``store``,
+``expect_in`` and ``release``.
 """
 
 import hashlib
@@ -92,6 +93,10 @@ class Recording:
             found["retain"] = hints.retain
         if hints.store != nothing.store:
             found["store"] = hints.store
+        if hints.expect_in is not None:
+            found["expect_in"] = hints.expect_in
+        if hints.release:
+            found["release"] = True
         return found
 
     def _hash(self, namespace: int, key: bytes) -> str:
