@@ -150,6 +150,55 @@ def test_the_end_of_an_answer_is_gone_on_from_bit_for_bit(engine: Engine, length
         assert equal is not spoil
 
 
+def hinted(**hints):
+    return {"extra_args": {"kv_transfer_params": {"hybrid_pages": hints}}}
+
+
+def test_several_tokens_behind_an_end_are_computed_bit_for_bit_and_faults_show(engine: Engine):
+    """Against a run without caches whose steps end at the same tokens."""
+    if not has_states(engine):
+        pytest.skip("attention alone resumes at its small blocks")
+    n, arena = engine.N, engine.half.connection.arena
+    prompt, other, more = tokens("begun", n + 9), tokens("another", n + 9), tokens("more", 12)
+    longer, at = prompt + more, len(prompt)
+    engine.reset_all()
+    cold = engine.cold(longer, 6, **hinted(checkpoint_at=[n, at]))
+    engine.reset_all()
+    sooner, later = prompt[:-1], prompt + other[:1]  # no resume of `longer` is deeper than `prompt`
+    for each in (prompt, sooner, later, other):
+        engine.cold(each, 1, **hinted(checkpoint_at=[n]))
+
+    def resumed(text, count=6):
+        engine.reset_local()
+        return engine.run(text, count, **hinted(store=False))
+
+    def slots_after(text, kind):
+        assert resumed((*text, 9), 1).host == len(text)
+        return engine.slots_of_last(kind)[-1]
+
+    state, earlier_one, later_one = (
+        slots_after(text, "recurrent") for text in (prompt, sooner, later)
+    )
+    page, foreign = (slots_after(text, "attention") for text in (prompt, other))
+    result = resumed(longer)
+    assert (result.host, result) == (at, cold)
+    for name, slots, bytes_of in (
+        ("a state of one token earlier", state, earlier_one),
+        ("a state of one token later", state, later_one),
+        ("a state of nothing", state, None),
+        ("a page of another prompt", page, foreign),
+    ):
+        right = [bytes(arena.read(slot)) for slot in slots]
+        for slot, source in zip(slots, bytes_of or slots, strict=True):
+            arena.write(slot, bytes(arena.read(source)) if bytes_of else bytes(arena.slot_bytes))
+        result = resumed(longer)
+        assert result.host == at
+        assert result != cold, name
+        for slot, data in zip(slots, right, strict=True):
+            arena.write(slot, data)
+    assert resumed(longer) == cold
+
+
 def test_the_next_turn_of_a_conversation_restores_what_vllm_would_hit(engine: Engine):
     prompt = tokens("turn", 2 * engine.N + 5)
     engine.reset_all()
