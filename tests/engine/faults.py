@@ -109,7 +109,7 @@ def foreign_worker_metadata(engine: Engine) -> Iterator[None]:
 LOOKUP = {
     "match raises": (_broken(lambda e: e.half.connection, "loads", "match"), "lookup"),
     "lookup raises": (
-        _broken(lambda e: e.half.connection.loads.restores, "cache", "lookup"),
+        _broken(lambda e: e.half.connection.loads.restores.lookups, "cache", "lookup"),
         "lookup",
     ),
     "acquire raises": (_broken(lambda e: e.half.connection.loads, "cache", "acquire"), "lookup"),

@@ -166,6 +166,8 @@ class Engine:
         self._last_place: Any = None
         self._watch()
         if not inside:
+            # Beside other connectors, reports come with the first step.
+            self.half.connection._allow_tails = lambda: None
             lookups = self.half.connection.loads.restores.lookups
             lookups._look_inside = lambda *args: None
 

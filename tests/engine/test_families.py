@@ -161,6 +161,7 @@ def test_several_tokens_behind_an_end_are_computed_bit_for_bit_and_faults_show(e
     n, arena = engine.N, engine.half.connection.arena
     prompt, other, more = tokens("begun", n + 9), tokens("another", n + 9), tokens("more", 12)
     longer, at = prompt + more, len(prompt)
+    engine.cold(longer, 1)  # the very first run of `kimi-linear` differs from all later ones
     engine.reset_all()
     cold = engine.cold(longer, 6, **hinted(checkpoint_at=[n, at]))
     engine.reset_all()
