@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -41,26 +41,27 @@ class CaseRow:
 
     @property
     def equal(self) -> bool:
-        """Whether the restored run equals vLLM's own hit bit for bit, at the expected depth."""
+        """Whether the restored run equals the engine's own bit for bit, at the expected depth."""
         depths = {self.restored_tokens, self.reference_tokens, self.expected_tokens}
         return self.max_delta_logprob == 0 and len(depths) == 1
 
 
 def cases(block_tokens: int) -> list[Case]:
-    """The demo's cases for blocks of ``block_tokens`` tokens."""
+    """The demo's cases for blocks of ``block_tokens`` tokens. Prompts go on from boundaries, where
+    vLLM's own hit can be compared."""
     rng = random.Random("hybrid-pages demo")
     n = block_tokens
 
     def some(count: int) -> Prompt:
         return [rng.randrange(FIRST_TOKEN, VOCAB) for _ in range(count)]
 
-    long, shared = some(32 * n + n // 3), some(12 * n + n // 2)
+    long, shared = some(32 * n + n // 3), some(12 * n)
     return [
         Case("shorter than a block", [short := some(n - 5)], short, 0),
         Case("one block and a bit", [one := some(n + n // 2)], one, n),
         Case("exactly ten blocks", [ten := some(10 * n)], ten, 9 * n),
         Case("long, asked again", [long], long, 32 * n),
-        Case("long, continued", [long], long + some(2 * n), 32 * n),
+        Case("long, continued", [whole := long[: 32 * n]], whole + some(2 * n), 32 * n),
         Case(
             "third fork of a prefix",
             [shared + some(3 * n), shared + some(2 * n)],
@@ -95,6 +96,35 @@ def show(engine: DemoEngine, case: Case, runs: int) -> CaseRow:
     )
 
 
+def continued(engine: DemoEngine, runs: int) -> CaseRow:
+    """Goes on from half an answer to a prompt shorter than a block, and compares what follows with
+    the rest of the whole answer. Times are medians of ``runs``."""
+    rng, half = random.Random("hybrid-pages answer"), 4
+    prompt = [rng.randrange(FIRST_TOKEN, VOCAB) for _ in range(engine.block_tokens - 2 * half)]
+    cold, restored = [], []
+    engine.forget(everything=True)
+    whole = engine.ask(prompt, 2 * half)
+    for _ in range(runs):
+        engine.forget(everything=True)
+        longer = [*prompt, *engine.ask(prompt, half).tokens]
+        engine.forget()
+        restored.append(engine.ask(longer, half))
+        engine.forget(everything=True)
+        cold.append(engine.ask(longer, half))
+    rest = replace(whole, tokens=whole.tokens[half:], logprobs=whole.logprobs[half:])
+    return CaseRow(
+        name="half an answer, continued",
+        prompt_tokens=len(longer),
+        cold_ttft_ms=_milliseconds(cold),
+        restored_ttft_ms=_milliseconds(restored),
+        restored_tokens=restored[0].loaded_tokens,
+        expected_tokens=len(longer) - 1,
+        reference_tokens=len(longer) - 1,
+        bytes_moved=restored[0].loaded_bytes,
+        max_delta_logprob=max(answer.distance(rest) for answer in restored),
+    )
+
+
 def restarted(model: Path, host_gb: float, disk: Path, failures: dict[str, float]) -> CaseRow:
     """Asks one engine a prompt, ends it, and asks the next one on the same disk the same prompt.
 
@@ -107,7 +137,7 @@ def restarted(model: Path, host_gb: float, disk: Path, failures: dict[str, float
     with _started(model, host_gb, disk, failures) as engine:
         again = (case for case in cases(engine.block_tokens) if case.before == [case.prompt])
         case = max(again, key=lambda case: case.restorable)
-        cold, local = engine.ask(case.prompt), engine.ask(case.prompt)
+        cold, local = engine.ask(case.prompt), engine.ask(case.prompt, stored=False)
     with _started(model, host_gb, disk, failures) as engine:
         restored = engine.ask(case.prompt)
     return CaseRow(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hybrid_pages.adapter.errors import EngineError
+from hybrid_pages.vllm.scheduler.requests.hints import KEY
 
 # Set before vLLM is imported: one process and thread, no compilation, no network, little output.
 ENVIRONMENT = {
@@ -79,14 +80,19 @@ class DemoEngine:
     def _core(self) -> Any:
         return self.llm.llm_engine.engine_core.engine_core
 
-    def ask(self, prompt: Sequence[int], count: int = 8) -> DemoAnswer:
-        """Generates ``count`` tokens, greedily."""
+    def ask(self, prompt: Sequence[int], count: int = 8, *, stored: bool = True) -> DemoAnswer:
+        """Generates ``count`` tokens, greedily. stored: whether that leaves anything behind."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
         engine, before = self.llm.llm_engine, self.counters()
         parameters = SamplingParams(
-            temperature=0, max_tokens=count, ignore_eos=True, detokenize=False, logprobs=0
+            temperature=0,
+            max_tokens=count,
+            ignore_eos=True,
+            detokenize=False,
+            logprobs=0,
+            extra_args={"kv_transfer_params": {KEY: {"store": stored}}},
         )
         started, first, last = time.perf_counter(), None, None
         engine.add_request(

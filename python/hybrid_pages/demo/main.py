@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from hybrid_pages.cause import cause_of_error
-from hybrid_pages.demo.cases import CaseRow, cases, restarted, show
+from hybrid_pages.demo.cases import CaseRow, cases, continued, restarted, show
 from hybrid_pages.demo.engine import DemoEngine
 from hybrid_pages.demo.models import ensure
 from hybrid_pages.demo.quiet import hushed, stage
@@ -53,6 +53,8 @@ def _run(args: SimpleNamespace) -> int:
         for case in cases(engine.block_tokens):
             with stage(f"  {case.name} ({len(case.prompt)} tokens)"), hushed(verbose=args.verbose):
                 rows.append(show(engine, case, args.runs))
+        with stage("  half an answer, continued"), hushed(verbose=args.verbose):
+            rows.append(continued(engine, args.runs))
         memory, start_line = engine.gauges(), engine.half.connection.describe()
         failures = engine.failures()
     finally:
@@ -116,7 +118,8 @@ def _report(
         "",
         "Restored: vLLM's own cache emptied, the prefix brought back from host memory; in the last",
         "row by another engine, from the disk that the first one left.",
-        "The verdict compares it with vLLM's own prefix hit at the same boundary, bit for bit.",
+        "The verdict compares it with vLLM's own prefix hit at the same boundary, bit for bit;",
+        "what goes on from half an answer, inside a block, with the rest of the answer.",
         "",
         "In host memory before the restart:",
         *_aligned([("kind", "entries", "bytes"), *kinds]),
