@@ -113,6 +113,13 @@ def test_settings_that_cost_are_found(capsys, model, extra, name):
     assert names(examined(capsys, *words)) == [name]
 
 
+def test_a_mode_that_keeps_no_ends_inside_blocks_counts_where_prompts_are_short(capsys, model):
+    flag = ["--kv-transfer-config", ours(checkpoint_mode="align")]
+    words = ["vllm", "serve", model, *flag, "--max-model-len", "512"]
+    assert names(examined(capsys, *words)) == ["prompts-below-block"]
+    assert names(examined(capsys, *words, "--prefix-match-unit", "16")) == []
+
+
 @pytest.mark.parametrize(
     "words",
     [

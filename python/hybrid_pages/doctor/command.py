@@ -302,7 +302,8 @@ def _disk(settings: Settings) -> Iterator[Finding]:
 def _whole_blocks_only(
     command: Command, planned: CachePlan | None, settings: Settings | None
 ) -> bool | None:
-    if settings is not None and settings.checkpoint_mode in ("none", "align"):
+    mode = "adaptive" if settings is None else settings.checkpoint_mode
+    if mode == "none" or (mode == "align" and command.number("prefix-match-unit") is None):
         return True
     return None if planned is None else planned.whole_blocks_only(command.drafts()) is not None
 
