@@ -77,6 +77,18 @@ def _rust(crate: str, name: str, find: str, replace: str, *tests: str) -> Fault:
 
 CONNECTOR = [
     _scheduler(
+        "blocks that other requests need soon hold copies",
+        "return left >= 0",
+        "return True",
+        "test_copied_states.py::test_a_block_that_others_need_is_not_taken",
+    ),
+    _scheduler(
+        "a state that the next step overwrites is not copied by the worker",
+        "rows[target].copy_(rows[source], non_blocking=True)",
+        "pass",
+        "test_copied_states.py::test_later_steps_do_not_change_what_is_stored",
+    ),
+    _scheduler(
         "the key of a tail does not name the salt",
         "salt = (request.cache_salt or None) if parent is None else None",
         "salt = None",
@@ -428,9 +440,9 @@ RUST = [
     ),
     _rust(
         "hybrid-pages-vllm",
-        "a step whose state the next one overwrites leaves a tail",
-        "rules.tails != Tails::InSteps || !self.tails.remove(&end)",
-        "rules.tails == Tails::Never || !self.tails.remove(&end)",
+        "a state that the next step overwrites is not copied",
+        "self.tail(rules, end, rules.tails == Tails::Copied, request)",
+        "self.tail(rules, end, false, request)",
         "runs::a_step_leaves_a_tail",
     ),
     _rust(

@@ -129,6 +129,7 @@ class World:
             processed=lambda request: request.num_computed_tokens,
             pin=lambda *_: None,
             unpin=lambda *_: None,
+            take=lambda *_: [],
         )
         maps = [
             _core.LayerMap(

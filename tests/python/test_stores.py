@@ -11,7 +11,7 @@ import pytest
 
 from cache_support import SLOT_BYTES, hybrid, keys, make
 from hybrid_pages import InvalidArgumentError
-from hybrid_pages._core import PrefixKeys, Run, RunRules, Stores, TableColumns
+from hybrid_pages._core import PrefixKeys, Run, RunRules, Stores, TableColumns, tail_key
 
 N = 16
 
@@ -24,6 +24,7 @@ def rules(**options):
         processed=lambda request: request.num_computed_tokens,
         pin=lambda pool, blocks: pool.pin(blocks),
         unpin=lambda pool, blocks: pool.unpin(blocks),
+        take=lambda pool, count: pool.take(count),
     )
 
 
@@ -50,6 +51,12 @@ class Pool:
         for block in blocks:
             block.ref_cnt -= 1
 
+    def take(self, count):
+        taken = self.blocks[15 : 15 + count]
+        for number, block in enumerate(taken, 15):
+            block.ref_cnt, block.block_id = block.ref_cnt + 1, number
+        return taken
+
     @property
     def pinned(self):
         return [number for number, block in enumerate(self.blocks) if block.ref_cnt > 1]
@@ -65,7 +72,7 @@ class Engine:
         self.stores = Stores(geometry, self.cache, columns, rules(**options))
         self.pool = Pool(20)
         self.block_tables = {"a": [[1, 2, 3], [4, 5, 6]], "b": [[7, 8, 9], [10, 11, 12]]}
-        self.said, self.begun = [], []
+        self.said, self.begun, self.spares = [], [], True
         self.requests = {name: self.request(name) for name in "ab"}
 
     def request(self, name):
@@ -85,8 +92,17 @@ class Engine:
     def tables(self, name):
         return self.block_tables[name]
 
+    def can_spare(self, blocks):
+        return self.spares
+
+    def tail_key(self, tracked, tokens):
+        return tail_key(tracked.request.block_hashes[tokens // N - 1], bytes(32), tokens % N)
+
     def skipped(self, reason, entries):
         self.said.append((reason, entries))
+
+    def skipped_tail(self, reason):
+        self.said.append(reason)
 
     def not_planned(self, tracked, error):
         self.said.append((tracked.request.request_id, type(error)))
@@ -103,6 +119,7 @@ class Engine:
     def step(self, offered=None, **scheduled):
         state = SimpleNamespace(boundary_state_offloads=offered or {}, req_ids=set(scheduled))
         jobs = self.stores.step(self, self.requests, scheduled, state, begins=self.begins)
+        self.copies = [copy for entries in jobs.values() for copy in entries.state_copies]
         for name, tokens in scheduled.items():
             self.requests[name].request.num_computed_tokens += tokens
         return {job: len(entries) for job, entries in jobs.items()}
@@ -163,6 +180,53 @@ def test_pins_that_fail_leave_nothing_reserved():
     odd.ref_cnt = 1
     assert engine.said == [("a", AttributeError)] and engine.free()
     assert engine.step(a=N) == {0: 3}, "with what the failed one left"
+
+
+def overwriting():
+    """An engine whose next step overwrites the state that the first request leaves a tail of."""
+    engine = Engine(tails="copied", mode="adaptive")
+    engine.requests["a"].run.want_tails([N + 3])
+    return engine
+
+
+def test_a_state_that_the_next_step_overwrites_is_read_from_a_block_that_is_taken():
+    engine = overwriting()
+    assert engine.step(a=N + 3) == {0: 3}
+    assert [(source, target) for _, source, target in engine.copies] == [(2, 15)]
+    assert engine.pool.pinned == [4, 5, 15]
+    engine.ended((0, outcome(3)))
+    assert engine.free() and not engine.said
+    # What is stored already needs no copy.
+    other = engine.requests["b"] = engine.request("a")
+    other.request.request_id = "b"
+    other.run.want_tails([N + 3])
+    assert engine.step(b=N + 3) == {}
+    assert engine.free() and not engine.said
+
+
+@pytest.mark.parametrize("fault", ["spare", "take", "id", "pin", "given up"])
+def test_a_block_that_was_taken_is_given_back_once(fault):
+    engine = overwriting()
+    taken, pinned = engine.pool.blocks[15], engine.pool.blocks[5]
+    if fault == "spare":
+        engine.spares = False
+    elif fault == "take":
+        engine.pool.take = None
+    elif fault == "id":
+        engine.pool.take = lambda count: engine.pool.pin_more(taken)
+        engine.pool.pin_more = lambda block: setattr(block, "ref_cnt", 2) or [block]
+    elif fault == "pin":
+        del pinned.ref_cnt
+    jobs = engine.step(a=N + 3)
+    pinned.ref_cnt = 1 if fault == "pin" else pinned.ref_cnt
+    if fault == "given up":
+        assert taken.ref_cnt == 2
+        engine.stores.drop_jobs(engine, list(jobs))
+        assert not engine.said
+    else:
+        found = {"spare": "no_free_blocks", "take": ("a", TypeError)}
+        assert engine.said == [found.get(fault, ("a", AttributeError))] and not jobs
+    assert taken.ref_cnt == 1 and engine.free()
 
 
 def test_a_request_without_a_name_leaves_nothing_pinned():

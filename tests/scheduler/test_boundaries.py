@@ -108,6 +108,7 @@ def test_prompts_of_a_block_resume_where_shorter_ones_ended(start: StartEngine) 
 
 def test_a_boundary_offered_twice_is_stored_once(start: StartEngine, script: Script) -> None:
     engine = start(extra={"store_mode": "background"})
+    engine.generate([7], max_tokens=1)  # with which the ranks report
     prompt = tokens(5 * N + 2)
     engine.generate(prompt)
     stored = entries_of(engine, script, "store", "recurrent")

@@ -65,6 +65,17 @@ def test_what_was_stored_from_a_device_is_restored_to_it(
     assert failures(engine) == {}
 
 
+def test_the_end_of_a_prompt_is_copied_on_the_device(driver: Any, start: StartEngine) -> None:
+    engine = start(extra={"verify_on_load": True})
+    driver.delay(2000)
+    engine.generate([7], max_tokens=1)  # with which the ranks report
+    engine.generate(PROMPT, max_tokens=9)
+    engine.forget_local()
+    assert engine.generate([*PROMPT, 3, 4], max_tokens=1).restored_tokens == len(PROMPT)
+    engine.check_idle()
+    assert failures(engine) == {}
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_any_workload_gives_the_right_text(driver: Any, seed: int, start: StartEngine) -> None:
     rng = random.Random(f"device {seed}")

@@ -49,17 +49,25 @@ class StoreEntries:
     """The entries that a store copies: class, slots, engine blocks and tokens of each. Pickles.
 
     tokens: how many tokens a page has, if it has not all of them. Then an engine block behind them
-    may be None; so is one with the id 0.
+    may be None; so is one with the id 0. state_copies: the states that are copied within the
+    engine's memory before the entries are read, since the next step overwrites them. Of each: its
+    group, and the engine blocks that it is copied from and to.
 
     Raises InvalidArgumentError for a slot or an engine block out of range.
     """
 
-    def __new__(cls, entries: Sequence[_StoreEntry]) -> StoreEntries: ...
+    def __new__(
+        cls, entries: Sequence[_StoreEntry], state_copies: Sequence[tuple[int, int, int]] = ()
+    ) -> StoreEntries: ...
     def __len__(self, /) -> int: ...
     def __iter__(self, /) -> Iterator[tuple[int, list[int], list[int | None], int | None]]: ...
     def __getnewargs__(
         self, /
-    ) -> tuple[list[tuple[int, list[int], list[int | None], int | None]]]: ...
+    ) -> tuple[
+        list[tuple[int, list[int], list[int | None], int | None]], list[tuple[int, int, int]]
+    ]: ...
+    @property
+    def state_copies(self) -> list[tuple[int, int, int]]: ...
     def sources(self, blocks: list[_Block]) -> list[_Block]:
         """The items of a list that belong to the entries' engine blocks, in order. An item's index
         is the id of its block. Blocks that are None have no item.

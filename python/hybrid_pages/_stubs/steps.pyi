@@ -79,27 +79,30 @@ class RunRules:
         processed: Callable[..., int],
         pin: Callable[..., None],
         unpin: Callable[..., None],
+        take: Callable[..., Sequence[object]],
         known: Callable[..., int] | None = None,
         exports_states: bool = False,
         drops_last_block: bool = False,
         drafts: bool = False,
         narrow: bool = False,
-        tails: Literal["never", "handed_over", "at_end", "in_steps"] = "never",
+        tails: Literal["never", "handed_over", "in_steps", "copied"] = "never",
     ) -> RunRules:
         """block_tokens: tokens of a block, which has `stride` hashes.
 
         groups: for each recurrent group, the index of its block table and how many engine blocks a
         block has there; the last one has the state. carries(block, hash, table, tokens): whether
         the engine knows a block by a hash. processed(request): how many of its tokens are certainly
-        computed. pin(pool, blocks) keeps blocks from being given to others, and unpin(pool, blocks)
-        lets go of them. known(request): how many keys it has, if its hashes don't say that.
+        computed. pin(pool, blocks) keeps blocks from being given to others, take(pool, count) gives
+        free ones that nobody else gets, and unpin(pool, blocks) lets go of both. known(request):
+        how many keys it has, if its hashes don't say that.
 
         exports_states: kernels hand over a prefill's last state from inside its last step, which
         begins, with `drops_last_block`, a block earlier. drafts: the last tokens of a step may be
         drafts. narrow: some window is narrower than a block. tails: where states inside blocks are
-        stored: where a run wants one and the engine hands it over; also where requests end; also
-        after the steps for which a run wants one. With drafts, or a window that is narrower than a
-        block, never.
+        stored: where a run wants one and the engine hands it over; also where requests end, and
+        after the steps for which a run wants one. "copied": stores outlast their step, so that the
+        state after a step is copied to blocks that are taken. With drafts, or a window that is
+        narrower than a block, never.
 
         Raises InvalidArgumentError for blocks without tokens, for hashes that do not divide a
         block, and for an unknown mode.
@@ -111,10 +114,12 @@ class Stores:
 
     `engine` stands for the engine's objects in every call: `tables(request_id)` gives block tables,
     `pool.blocks` is a list of all blocks, `tail_key(tracked, tokens)` gives the key of a tail, or
-    None for a request that has none, and `skipped(reason, entries)`, `skipped_tail(reason)`,
-    `not_planned(tracked, error)`, `not_copied(outcome, first)`, `not_published(job, error)` and
-    `not_in_flight(job)` are told what happened. `read_keys(tracked)` is called if the rules have a
-    `known`. An error of one request or job is told in this way; any other is raised.
+    None for a request that has none, `can_spare(blocks)` says whether the engine can do without so
+    many free blocks until a store has ended, and `skipped(reason, entries)`,
+    `skipped_tail(reason)`, `not_planned(tracked, error)`, `not_copied(outcome, first)`,
+    `not_published(job, error)` and `not_in_flight(job)` are told what happened.
+    `read_keys(tracked)` is called if the rules have a `known`. An error of one request or job is
+    told in this way; any other is raised.
     """
 
     def __new__(

@@ -80,7 +80,7 @@ COUNTERS = {
         "reason",
         "Requests of which a state inside a block was not stored, by reason: of the engine drafts, "
         "narrow_window, layout or unconfirmed; of the request embeddings, hint, stale, "
-        "unknown_token, unknown_key, partial_state or partial_page.",
+        "unknown_token, unknown_key, partial_state, partial_page or no_free_blocks.",
     ),
     "failures": ("reason", "Transfers or lookups that failed; each ended in recompute."),
     "evicted_entries": ("kind", "Entries evicted, by kind."),

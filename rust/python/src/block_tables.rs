@@ -79,7 +79,7 @@ fn part(table: &Bound<'_, PyAny>, columns: Range<usize>) -> PyResult<TablePart> 
 }
 
 /// The number of an engine block: an integer, or the attribute `block_id` of an object.
-fn block_id(block: &Bound<'_, PyAny>) -> PyResult<u32> {
+pub fn block_id(block: &Bound<'_, PyAny>) -> PyResult<u32> {
     if block.is_instance_of::<PyInt>() {
         return engine_block(block.extract()?);
     }

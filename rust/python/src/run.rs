@@ -145,15 +145,16 @@ pub struct PyRules {
     pub processed: Py<PyAny>,
     pub pin: Py<PyAny>,
     pub unpin: Py<PyAny>,
+    pub take: Py<PyAny>,
 }
 
 #[pymethods]
 impl PyRules {
     #[new]
     #[pyo3(
-        signature = (block_tokens, stride, groups, mode, *, carries, processed, pin, unpin, known = None,
+        signature = (block_tokens, stride, groups, mode, *, carries, processed, pin, unpin, take, known = None,
             exports_states = false, drops_last_block = false, drafts = false, narrow = false, tails = "never"),
-        text_signature = "(block_tokens, stride, groups, mode, *, carries, processed, pin, unpin, known=None, \
+        text_signature = "(block_tokens, stride, groups, mode, *, carries, processed, pin, unpin, take, known=None, \
             exports_states=False, drops_last_block=False, drafts=False, narrow=False, tails='never')"
     )]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
@@ -166,6 +167,7 @@ impl PyRules {
         processed: Py<PyAny>,
         pin: Py<PyAny>,
         unpin: Py<PyAny>,
+        take: Py<PyAny>,
         known: Option<Py<PyAny>>,
         exports_states: bool,
         drops_last_block: bool,
@@ -187,11 +189,11 @@ impl PyRules {
         let tails = match tails {
             "never" => Tails::Never,
             "handed_over" => Tails::HandedOver,
-            "at_end" => Tails::AtEnd,
             "in_steps" => Tails::InSteps,
+            "copied" => Tails::Copied,
             found => {
                 return Err(to_py(Error::InvalidArgument(format!(
-                    "tails: expected never, handed_over, at_end or in_steps, found {found:?}"
+                    "tails: expected never, handed_over, in_steps or copied, found {found:?}"
                 ))));
             }
         };
@@ -223,6 +225,7 @@ impl PyRules {
             processed,
             pin,
             unpin,
+            take,
         })
     }
 }

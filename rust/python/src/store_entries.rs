@@ -2,7 +2,7 @@
 
 use hybrid_pages::error::Error;
 use hybrid_pages::transfer::EntryCopy;
-use hybrid_pages_vllm::entries::{StoreEntries, StoreEntry};
+use hybrid_pages_vllm::entries::{StateCopy, StoreEntries, StoreEntry};
 use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList, PyTuple};
 
@@ -10,6 +10,9 @@ use crate::block_tables::engine_block;
 use crate::copy_engine::to_store;
 use crate::error::to_py;
 use crate::number::Whole;
+
+/// A copy of a state within the engine's memory: its group, and the engine blocks that it is copied from and to.
+type PyStateCopy = (usize, u32, u32);
 
 /// The entries of a store. They become Python objects only when they are looked at.
 #[pyclass(frozen, eq, name = "StoreEntries", module = "hybrid_pages._core")]
@@ -21,7 +24,11 @@ pub struct PyStoreEntries {
 #[pymethods]
 impl PyStoreEntries {
     #[new]
-    fn new(entries: Vec<Bound<'_, PyTuple>>) -> PyResult<Self> {
+    #[pyo3(signature = (entries, state_copies = Vec::new()), text_signature = "(entries, state_copies=())")]
+    fn new(
+        entries: Vec<Bound<'_, PyTuple>>,
+        state_copies: Vec<(Whole, Whole, Whole)>,
+    ) -> PyResult<Self> {
         let mut inner = StoreEntries::default();
         for entry in to_store(&entries)? {
             let id = |block: Option<usize>| match block {
@@ -40,6 +47,10 @@ impl PyStoreEntries {
                 tokens: entry.tokens,
             });
         }
+        for (group, from, to) in state_copies {
+            let (group, from, to) = (group.0, engine_block(from)?, engine_block(to)?);
+            inner.push_state_copy(StateCopy { group, from, to });
+        }
         Ok(Self { inner })
     }
 
@@ -51,8 +62,19 @@ impl PyStoreEntries {
         self.listed(py)?.try_iter()
     }
 
-    fn __getnewargs__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyList>,)> {
-        Ok((self.listed(py)?,))
+    fn __getnewargs__<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<(Bound<'py, PyList>, Vec<PyStateCopy>)> {
+        Ok((self.listed(py)?, self.state_copies()))
+    }
+
+    #[getter]
+    fn state_copies(&self) -> Vec<PyStateCopy> {
+        let copies = self.inner.state_copies().iter();
+        copies
+            .map(|each| (each.group, each.from, each.to))
+            .collect()
     }
 
     fn sources<'py>(&self, blocks: &Bound<'py, PyList>) -> PyResult<Vec<Bound<'py, PyAny>>> {

@@ -7,6 +7,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString};
 
+use crate::block_tables::block_id;
 use crate::error::{Raised, to_py};
 use crate::number::whole;
 use crate::run::PyRules;
@@ -91,6 +92,27 @@ impl ServingEngine for VllmEngine<'_, '_> {
 
     fn unpin(&self, pins: &[Py<PyAny>]) -> Result<(), Raised> {
         Ok(unpin(self.rules, &self.pool()?, pins)?)
+    }
+
+    fn can_spare(&self, blocks: usize) -> Result<bool, Raised> {
+        let name = intern!(self.py(), "can_spare");
+        let found = self.given.call_method1(name, (blocks,))?;
+        Ok(found.is_truthy()?)
+    }
+
+    fn take(&self, blocks: usize) -> Result<Vec<(u32, Py<PyAny>)>, Raised> {
+        let pool = self.pool()?;
+        let taken = self.rules.take.bind(self.py()).call1((&pool, blocks))?;
+        let taken: Vec<Py<PyAny>> = taken.extract()?;
+        let id = |block: &Py<PyAny>| block_id(block.bind(self.py()));
+        let ids: PyResult<Vec<_>> = taken.iter().map(id).collect();
+        match ids {
+            Ok(ids) => Ok(ids.into_iter().zip(taken).collect()),
+            Err(error) => {
+                unpin(self.rules, &pool, &taken)?;
+                Err(error.into())
+            }
+        }
     }
 
     fn skipped(&self, reason: &str, entries: usize) -> Result<(), Raised> {

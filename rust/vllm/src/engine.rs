@@ -50,11 +50,23 @@ pub trait ServingEngine {
     /// Errors of the engine's block pool.
     fn pin(&self, blocks: &[u32]) -> Result<Vec<PinOf<Self>>, Self::Error>;
 
-    /// Lets go of pinned engine blocks.
+    /// Lets go of engine blocks that were pinned or taken.
     ///
     /// # Errors
     /// Errors of the engine's block pool.
     fn unpin(&self, pins: &[PinOf<Self>]) -> Result<(), Self::Error>;
+
+    /// Whether the engine can do without so many of its free blocks until a store has ended.
+    ///
+    /// # Errors
+    /// Errors of the engine's objects.
+    fn can_spare(&self, blocks: usize) -> Result<bool, Self::Error>;
+
+    /// Takes so many free engine blocks, each with its id. They are pinned: no request has them.
+    ///
+    /// # Errors
+    /// Errors of the engine's block pool. Nothing is taken then.
+    fn take(&self, blocks: usize) -> Result<Vec<(u32, PinOf<Self>)>, Self::Error>;
 
     /// Tells the listener that so many entries are not stored, and why.
     ///

@@ -12,6 +12,18 @@ struct PackedEntry {
     tokens: Option<usize>,
 }
 
+/// A state that is copied within the engine's memory, behind the step that makes it and before the next one: a store
+/// reads the copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateCopy {
+    /// The index of the state's group.
+    pub group: usize,
+    /// The engine block that holds the state after the step.
+    pub from: u32,
+    /// The engine block that it is copied to.
+    pub to: u32,
+}
+
 /// One entry of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreEntry<'a> {
@@ -51,6 +63,7 @@ pub struct StoreEntries {
     entries: Vec<PackedEntry>,
     slots: Vec<SlotId>,
     blocks: Vec<u32>,
+    copies: Vec<StateCopy>,
 }
 
 impl StoreEntries {
@@ -61,6 +74,7 @@ impl StoreEntries {
             entries: Vec::with_capacity(entries),
             slots: Vec::new(),
             blocks: Vec::with_capacity(blocks),
+            copies: Vec::new(),
         }
     }
 
@@ -98,7 +112,37 @@ impl StoreEntries {
         });
     }
 
-    /// The engine blocks that the entries are copied from, in the order of the entries.
+    /// Adds a copy that is made before the entries are read. One of them reads what it copies to.
+    pub fn push_state_copy(&mut self, copy: StateCopy) {
+        self.copies.push(copy);
+    }
+
+    /// The copies that are made before the entries are read.
+    #[must_use]
+    pub fn state_copies(&self) -> &[StateCopy] {
+        &self.copies
+    }
+
+    /// Makes an entry, by its index, read copies of its states. `groups` are those of its class, and `next` gives the
+    /// engine blocks to copy to. Does nothing without such an entry.
+    pub fn read_copies(
+        &mut self,
+        entry: usize,
+        groups: &[usize],
+        mut next: impl Iterator<Item = u32>,
+    ) {
+        let before = entry.checked_sub(1).and_then(|at| self.entries.get(at));
+        let from = before.map_or(0, |before| before.blocks);
+        let end = self.entries.get(entry).map_or(from, |entry| entry.blocks);
+        for (block, &group) in self.blocks[from..end].iter_mut().zip(groups) {
+            if let Some(to) = next.next() {
+                let from = std::mem::replace(block, to);
+                self.copies.push(StateCopy { group, from, to });
+            }
+        }
+    }
+
+    /// The engine blocks that the entries are read from, in the order of the entries.
     #[must_use]
     pub fn sources(&self) -> Vec<u32> {
         let mut sources = Vec::with_capacity(self.blocks.len());
@@ -157,5 +201,24 @@ mod tests {
             (whole.tokens, &whole.blocks[..]),
             (None, &[Some(5), Some(0)][..])
         );
+    }
+    #[test]
+    fn an_entry_reads_what_its_states_are_copied_to() {
+        let mut entries = StoreEntries::default();
+        for (class, blocks) in [(0, &[3, 4][..]), (1, &[5, 6])] {
+            entries.push(StoreEntry {
+                class,
+                slots: &[SlotId(7)],
+                blocks,
+                tokens: None,
+            });
+        }
+        let mut taken = [8, 9].into_iter();
+        entries.read_copies(2, &[2, 1], &mut taken);
+        entries.read_copies(1, &[2, 1], &mut taken);
+        assert_eq!(entries.sources(), [3, 4, 8, 9]);
+        let copies = [(2, 5, 8), (1, 6, 9)];
+        let copies = copies.map(|(group, from, to)| StateCopy { group, from, to });
+        assert_eq!(entries.state_copies(), copies);
     }
 }

@@ -58,6 +58,8 @@ pub struct Reserved {
     pub lease: WriteLease,
     /// The entries to copy.
     pub entries: StoreEntries,
+    /// The indices of the entries whose engine blocks the next step overwrites.
+    pub overwritten: Vec<usize>,
     /// How many leading blocks of those asked for the cache already had.
     pub resident: usize,
 }
@@ -88,12 +90,16 @@ pub fn make_room<T: Tables, K: Deref<Target = [PrefixKey]>>(
         .map(|source| (source.class, source.block))
         .collect();
     let mut entries = StoreEntries::with_capacity(wanted.len(), blocks.len());
+    let mut overwritten = Vec::new();
     let mut next = 0; // Most often they come in the order of the sources.
     let each = |class: usize, block: usize, slots: &[SlotId]| {
         if wanted.get(next) != Some(&(class, block)) {
             next = wanted.partition_point(|&at| at < (class, block));
         }
         let source = &sources[next];
+        if source.overwritten {
+            overwritten.push(entries.len());
+        }
         entries.push(StoreEntry {
             class,
             slots,
@@ -114,6 +120,7 @@ pub fn make_room<T: Tables, K: Deref<Target = [PrefixKey]>>(
     Ok(Some(Reserved {
         lease,
         entries,
+        overwritten,
         resident: unwritten - wished.start,
     }))
 }
@@ -134,6 +141,7 @@ fn sources<T: Tables>(
             block: state.block,
             blocks: from..ids.len(),
             tokens: None,
+            overwritten: false,
         });
     }
     if let Some(tail) = request.tail {

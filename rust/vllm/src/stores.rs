@@ -10,9 +10,9 @@ use hybrid_pages::guarded::lock;
 use hybrid_pages::ids::ClassKind;
 
 use crate::engine::{Handles, RankCopy, ServingEngine, StepRequest, TrackedRun};
-use crate::entries::StoreEntries;
+use crate::entries::{StoreEntries, StoreEntry};
 use crate::reports::Reports;
-use crate::room::{RoomRequest, StateSource, TailSource, make_room};
+use crate::room::{Reserved, RoomRequest, StateSource, TailSource, make_room};
 use crate::runs::{HandOver, ProvenState, RunRules, StateBlocks, StorePlan, Tail};
 use crate::tables::{EntrySource, TableColumns};
 
@@ -56,13 +56,21 @@ impl<H: Handles> Jobs<H> {
     }
 }
 
+/// A recurrent class.
+struct StateClass {
+    class: usize,
+    /// The indices of its groups.
+    groups: Vec<usize>,
+    /// Where these are among all recurrent groups.
+    places: Range<usize>,
+}
+
 /// Plans stores of what steps complete, and publishes what every rank has copied.
 pub struct Stores<H: Handles> {
     cache: Arc<Cache>,
     columns: TableColumns,
     rules: RunRules,
-    /// The index of each recurrent class, and the range of its groups among the recurrent groups.
-    recurrent: Vec<(usize, Range<usize>)>,
+    recurrent: Vec<StateClass>,
     ranks: usize,
     /// Whether this engine stores at all.
     writes: bool,
@@ -84,8 +92,13 @@ impl<H: Handles> Stores<H> {
         let (mut recurrent, mut first) = (Vec::new(), 0);
         for (index, class) in geometry.classes().iter().enumerate() {
             if class.kind == ClassKind::Recurrent {
-                recurrent.push((index, first..first + class.groups.len()));
-                first += class.groups.len();
+                let end = first + class.groups.len();
+                recurrent.push(StateClass {
+                    class: index,
+                    groups: class.groups.clone(),
+                    places: first..end,
+                });
+                first = end;
             }
         }
         let found = rules.groups.len();
@@ -250,9 +263,25 @@ impl<H: Handles> Stores<H> {
             (true, false) => None,
         };
         let tail = match (tail, barred) {
-            (Some(Tail::State { tokens, blocks }), None) => {
-                self.tail_source(request, tokens, &blocks)?
+            (
+                Some(Tail::State {
+                    tokens,
+                    blocks,
+                    overwritten: true,
+                }),
+                None,
+            ) if !engine.can_spare(blocks.len())? => {
+                tracked.run.refuse_tail(tokens);
+                engine.skipped_tail("no_free_blocks").map(|()| None)?
             }
+            (
+                Some(Tail::State {
+                    tokens,
+                    blocks,
+                    overwritten,
+                }),
+                None,
+            ) => self.tail_source(request, tokens, (&blocks, overwritten))?,
             (Some(Tail::State { .. }), Some(reason)) | (Some(Tail::Skipped(reason)), _) => {
                 engine.skipped_tail(reason).map(|()| None)?
             }
@@ -288,13 +317,13 @@ impl<H: Handles> Stores<H> {
     ) -> Result<Vec<StateSource>, E::Error> {
         let mut sources = Vec::with_capacity(states.len() * self.recurrent.len());
         for state in states {
-            for (class, groups) in &self.recurrent {
-                let blocks = state.blocks[groups.clone()].to_vec();
+            for each in &self.recurrent {
+                let blocks = state.blocks[each.places.clone()].to_vec();
                 if blocks.contains(&0) {
                     engine.skipped("partial_state", 1)?;
                 } else {
                     sources.push(StateSource {
-                        class: *class,
+                        class: each.class,
                         block: state.boundary - 1,
                         blocks,
                     });
@@ -305,12 +334,13 @@ impl<H: Handles> Stores<H> {
     }
 
     /// The key of the tail that ends after so many tokens of a request, and the engine blocks of its entries; `None` if
-    /// it can't be stored, which the engine is told.
+    /// it can't be stored, which the engine is told. `states`: those of its states, and whether the next step overwrites
+    /// them.
     fn tail_source<R: StepRequest<Engine: ServingEngine<Error = R::Error, Handles = H>>>(
         &self,
         request: &R,
         tokens: usize,
-        states: &StateBlocks,
+        (states, overwritten): (&StateBlocks, bool),
     ) -> Result<Option<TailSource>, R::Error> {
         request.read_keys()?;
         let n = self.rules.block_tokens;
@@ -327,14 +357,15 @@ impl<H: Handles> Stores<H> {
         let Some((mut entries, mut blocks)) = pages else {
             return request.engine().skipped_tail("partial_page").map(|()| None);
         };
-        for (class, groups) in &self.recurrent {
+        for each in &self.recurrent {
             let from = blocks.len();
-            blocks.extend_from_slice(&states[groups.clone()]);
+            blocks.extend_from_slice(&states[each.places.clone()]);
             entries.push(EntrySource {
-                class: *class,
+                class: each.class,
                 block,
                 blocks: from..blocks.len(),
                 tokens: None,
+                overwritten,
             });
         }
         Ok(Some(TailSource {
@@ -366,7 +397,7 @@ impl<H: Handles> Stores<H> {
             hints: tracked.hints,
         };
         let keys = |limit| Ok(request.leading_keys(limit));
-        let Some(reserved) = make_room(&self.cache, &room, keys)? else {
+        let Some(mut reserved) = make_room(&self.cache, &room, keys)? else {
             return Ok(None);
         };
         for (reason, count) in left_out(reserved.lease.skipped()) {
@@ -376,7 +407,7 @@ impl<H: Handles> Stores<H> {
             return Ok(None);
         }
         let request = request.name()?;
-        let pins = engine.pin(&reserved.entries.sources())?;
+        let pins = self.pin(engine, &mut reserved)?;
         // Nothing fails from here on.
         let store = StoreInFlight {
             lease: reserved.lease,
@@ -391,6 +422,38 @@ impl<H: Handles> Stores<H> {
         jobs.next += 1;
         jobs.in_flight.push((job, store));
         Ok(Some((job, reserved.entries)))
+    }
+
+    /// Pins the engine blocks that entries are read from. Those that the next step overwrites are copied to others, which
+    /// are taken for that and not pinned once more.
+    fn pin<E: ServingEngine<Handles = H>>(
+        &self,
+        engine: &E,
+        reserved: &mut Reserved,
+    ) -> Result<Vec<H::Pin>, E::Error> {
+        let entries = &mut reserved.entries;
+        if reserved.overwritten.is_empty() {
+            return engine.pin(&entries.sources());
+        }
+        let class = |(index, entry): (usize, StoreEntry<'_>)| {
+            let class = self.recurrent.iter().find(|each| each.class == entry.class);
+            let is_overwritten = reserved.overwritten.contains(&index);
+            class.filter(|_| is_overwritten).map(|class| (index, class))
+        };
+        let overwritten: Vec<_> = entries.iter().enumerate().filter_map(class).collect();
+        let blocks = overwritten.iter().map(|(_, class)| class.groups.len());
+        let (ids, mut pins): (Vec<_>, Vec<_>) = engine.take(blocks.sum())?.into_iter().unzip();
+        let mut next = ids.iter().copied();
+        for (entry, class) in overwritten {
+            entries.read_copies(entry, &class.groups, &mut next);
+        }
+        let mut others = entries.sources();
+        others.retain(|id| !ids.contains(id));
+        match engine.pin(&others) {
+            Ok(more) => pins.extend(more),
+            Err(error) => return engine.unpin(&pins).and(Err(error)),
+        }
+        Ok(pins)
     }
 
     // ---- what becomes of stores in flight

@@ -46,6 +46,8 @@ pub struct EntrySource {
     pub blocks: Range<usize>,
     /// How many tokens the page has, if it is not full.
     pub tokens: Option<usize>,
+    /// Whether the next step overwrites the engine blocks before a store of them has ended.
+    pub overwritten: bool,
 }
 
 /// The pages of a tail, and the list of their engine blocks.
@@ -102,6 +104,7 @@ impl TableColumns {
                         block,
                         blocks: from..ids.len(),
                         tokens: None,
+                        overwritten: false,
                     });
                 }
             }
@@ -135,6 +138,7 @@ impl TableColumns {
                 block,
                 blocks: from..ids.len(),
                 tokens: Some(tokens),
+                overwritten: false,
             });
         }
         Ok(Some((pages, ids)))

@@ -422,6 +422,7 @@ fn tail(tokens: usize) -> Option<Tail> {
     Some(Tail::State {
         tokens,
         blocks: StateBlocks::from_slice(&[100 + column, 200 + column]),
+        overwritten: false,
     })
 }
 
@@ -437,7 +438,7 @@ fn ended(run: &mut Run, rules: &RunRules, computed: usize, known: usize) -> Opti
 
 #[test]
 fn a_request_that_has_ended_leaves_its_running_state() {
-    for tails in [Tails::AtEnd, Tails::InSteps] {
+    for tails in [Tails::Copied, Tails::InSteps] {
         for computed in [N + 3, N + 4, 2 * N - 1, 2 * N + 1, 4 * N + 5] {
             for known in [computed, computed + 1] {
                 let plan = ended(&mut Run::default(), &with_tails(tails), computed, known);
@@ -452,7 +453,7 @@ fn a_request_that_has_ended_leaves_its_running_state() {
 
 #[test]
 fn a_state_that_includes_a_token_which_nobody_knows_is_not_stored() {
-    let rules = with_tails(Tails::AtEnd);
+    let rules = with_tails(Tails::Copied);
     let plan = ended(&mut Run::default(), &rules, 2 * N + 3, 2 * N + 2).expect("why not");
     assert_eq!(plan.tail, Some(Tail::Skipped("unknown_token")));
     assert_eq!(plan.reach, 0, "adaptive: no checkpoint is worth pages");
@@ -464,7 +465,12 @@ fn a_state_that_includes_a_token_which_nobody_knows_is_not_stored() {
 #[test]
 fn an_end_on_a_boundary_is_a_checkpoint_of_a_whole_block() {
     for known in [3 * N, 3 * N + 1] {
-        let plan = ended(&mut Run::default(), &with_tails(Tails::AtEnd), 3 * N, known);
+        let plan = ended(
+            &mut Run::default(),
+            &with_tails(Tails::Copied),
+            3 * N,
+            known,
+        );
         let plan = plan.expect("the end");
         assert_eq!(
             (plan.reach, plan.states, plan.tail),
@@ -474,7 +480,7 @@ fn an_end_on_a_boundary_is_a_checkpoint_of_a_whole_block() {
     // It was stored when the step ended there.
     let mut run = Run::default();
     run.want([3]);
-    let plan = ended(&mut run, &with_tails(Tails::AtEnd), 3 * N, 3 * N + 1);
+    let plan = ended(&mut run, &with_tails(Tails::Copied), 3 * N, 3 * N + 1);
     assert_eq!(plan.expect("nothing new").states, []);
     let plan = ended(
         &mut Run::default(),
@@ -487,7 +493,7 @@ fn an_end_on_a_boundary_is_a_checkpoint_of_a_whole_block() {
 
 #[test]
 fn a_boundary_whose_key_came_late_is_stored_once_at_the_end() {
-    let (mut run, rules) = (Run::default(), with_tails(Tails::AtEnd));
+    let (mut run, rules) = (Run::default(), with_tails(Tails::Copied));
     run.want([2]);
     let mut engine = prompt(N + 3);
     steps(&mut run, &rules, &mut engine, &[N + 3]);
@@ -502,7 +508,7 @@ fn a_boundary_whose_key_came_late_is_stored_once_at_the_end() {
 fn a_freed_state_is_no_tail() {
     let mut engine = prompt(2 * N + 3);
     engine.freed = [203].into();
-    let (mut run, rules) = (Run::default(), with_tails(Tails::AtEnd));
+    let (mut run, rules) = (Run::default(), with_tails(Tails::Copied));
     steps(&mut run, &rules, &mut engine, &[2 * N + 3]);
     let Ok(plan) = run.finish(&rules, &engine);
     assert_eq!(
@@ -513,7 +519,7 @@ fn a_freed_state_is_no_tail() {
 
 #[test]
 fn a_group_with_smaller_blocks_has_the_state_in_the_column_of_the_last_token() {
-    let mut rules = with_tails(Tails::AtEnd);
+    let mut rules = with_tails(Tails::Copied);
     rules.groups[1].per_block = 4;
     for (computed, column) in [
         (1, 1),
@@ -535,7 +541,7 @@ fn a_group_with_smaller_blocks_has_the_state_in_the_column_of_the_last_token() {
 }
 
 #[test]
-fn a_step_leaves_a_tail_only_where_one_is_wanted_and_stores_end_with_steps() {
+fn a_step_leaves_a_tail_only_where_one_is_wanted() {
     let found = |tails, wanted: &[usize]| {
         let (mut run, rules) = (Run::default(), with_tails(tails));
         run.want_tails(wanted.iter().copied());
@@ -547,13 +553,43 @@ fn a_step_leaves_a_tail_only_where_one_is_wanted_and_stores_end_with_steps() {
         tails.collect::<Vec<_>>()
     };
     let wanted = [N + 1, 2 * N, 3 * N + 3];
-    assert_eq!(found(Tails::InSteps, &[]), [None, None, None]);
-    assert_eq!(found(Tails::AtEnd, &wanted), [None, None, None]);
-    assert_eq!(
-        found(Tails::InSteps, &wanted),
-        [tail(N + 1), None, tail(3 * N + 3)]
-    );
-    assert_eq!(found(Tails::InSteps, &[N + 2]), [None, None, None]);
+    for tails in [Tails::Never, Tails::HandedOver] {
+        assert_eq!(found(tails, &wanted), [None, None, None]);
+    }
+    for tails in [Tails::InSteps, Tails::Copied] {
+        let tail = |tokens| overwritten(tail(tokens), tails == Tails::Copied);
+        assert_eq!(found(tails, &[]), [None, None, None]);
+        assert_eq!(
+            found(tails, &wanted),
+            [tail(N + 1), None, tail(3 * N + 3)],
+            "where stores outlast a step, the next one overwrites its state"
+        );
+        assert_eq!(found(tails, &[N + 2]), [None, None, None]);
+    }
+}
+
+fn overwritten(tail: Option<Tail>, by_the_next_step: bool) -> Option<Tail> {
+    let Some(Tail::State { tokens, blocks, .. }) = tail else {
+        return tail;
+    };
+    Some(Tail::State {
+        tokens,
+        blocks,
+        overwritten: by_the_next_step,
+    })
+}
+
+#[test]
+fn a_tail_that_was_refused_is_offered_again_at_the_end() {
+    let (mut run, rules) = (Run::default(), with_tails(Tails::Copied));
+    run.want_tails([N + 3]);
+    let mut engine = prompt(N + 3);
+    steps(&mut run, &rules, &mut engine, &[N + 3]);
+    let Ok(plan) = run.finish(&rules, &engine);
+    assert_eq!(plan.and_then(|plan| plan.tail), None);
+    run.refuse_tail(N + 3);
+    let Ok(plan) = run.finish(&rules, &engine);
+    assert_eq!(plan.and_then(|plan| plan.tail), tail(N + 3));
 }
 
 #[test]
@@ -581,8 +617,9 @@ fn a_state_that_the_engine_hands_over_inside_a_block_is_a_tail() {
     let there = Some(Tail::State {
         tokens: at,
         blocks: StateBlocks::from_slice(&[7, 8]),
+        overwritten: false,
     });
-    for tails in [Tails::HandedOver, Tails::AtEnd, Tails::InSteps] {
+    for tails in [Tails::HandedOver, Tails::InSteps, Tails::Copied] {
         assert_eq!(found(tails, &[at], (at, 2 * N), &both, false), there);
         assert_eq!(
             found(tails, &[at], (at, at), &both, false),
@@ -622,7 +659,7 @@ fn a_request_that_ends_where_its_step_left_a_tail_offers_it_once() {
 
 #[test]
 fn what_was_preempted_or_taken_back_leaves_no_tail() {
-    let rules = with_tails(Tails::AtEnd);
+    let rules = with_tails(Tails::Copied);
     let (mut run, mut engine) = (Run::default(), prompt(N + 3));
     steps(&mut run, &rules, &mut engine, &[N + 3]);
     engine.computed = 0;

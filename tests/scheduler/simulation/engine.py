@@ -46,6 +46,7 @@ from .memory import Memory, representative
 from .runner import Runner
 from .shapes import GDN, Shape
 from .speculation import Speculation
+from .taken import taken
 
 StartEngine = Callable[..., "Engine"]
 
@@ -453,19 +454,19 @@ class Engine:
     def _execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         self.steps += 1
         output.kv_connector_block_state = None  # never reaches a worker
-        results = []
+        results, copied = [], taken(self, output.kv_connector_metadata)
         for runner in self.runners:
             self._accept_loads(runner)
             results.append(through_pipe(runner.execute(through_pipe(output))))
-            self._accept_loads(runner)
+            self._accept_loads(runner, copied)
         if self.watches_local_cache:
             self.local_cache.check()
         for result in results[1:]:
             assert result.sampled_token_ids == results[0].sampled_token_ids
         return results[0] if self._aggregator is None else self._aggregator.aggregate(results)
 
-    def _accept_loads(self, runner: Runner) -> None:
-        runner.memory.accept_loads(itertools.chain.from_iterable(self._loading.values()))
+    def _accept_loads(self, runner: Runner, more: Sequence[tuple[int, int]] = ()) -> None:
+        runner.memory.accept_loads(itertools.chain(*self._loading.values(), more))
 
     def _update(self, output: SchedulerOutput, model_output: ModelRunnerOutput) -> None:
         self._received(model_output)

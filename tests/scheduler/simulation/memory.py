@@ -1,7 +1,8 @@
 """One rank's KV buffer, laid out by vLLM, with a shadow that says who wrote what.
 
 The simulated forward writes buffer and shadow alike. Any difference between the two was therefore
-made by the connector, and must lie in the real bytes of blocks that it was asked to load.
+made by the connector, and must lie in the real bytes of blocks that it was asked to load, or that
+it has taken to copy states to.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ POISON = 0xA5
 
 
 class UnexpectedWrite(AssertionError):
-    """The connector wrote outside the real bytes of the blocks it was loading."""
+    """The connector wrote outside the real bytes of the blocks that it may write to."""
 
 
 def representative(spec: KVCacheSpec) -> KVCacheSpec:
@@ -186,7 +187,7 @@ class Memory:
     def accept_loads(self, loading: Iterable[tuple[int, int]]) -> int:
         """Check what the connector wrote since the last call; returns the bytes it changed.
 
-        `loading` names the (group, block) pairs that a load may be writing now.
+        `loading` names the (group, block) pairs that a load or a copy may be writing now.
         """
         changed = np.flatnonzero(self._raw != self._shadow)
         if not len(changed):
@@ -203,7 +204,7 @@ class Memory:
         wrong = changed[~permitted[changed]]
         if len(wrong):
             raise UnexpectedWrite(
-                f"{len(wrong)} bytes changed outside the blocks being loaded, the first at byte "
+                f"{len(wrong)} bytes changed outside the blocks being written, the first at byte "
                 f"{wrong[0]} of the buffer: found {self._raw[wrong[0]]:#x}, "
                 f"expected {self._shadow[wrong[0]]:#x}"
             )

@@ -168,6 +168,7 @@ class BlockGrid:
             processed=versions.processed,
             pin=versions.pin,
             unpin=versions.unpin,
+            take=versions.take,
             known=known,
             exports_states=self.exports_states,
             drops_last_block=self.drops_last_block,
@@ -178,12 +179,12 @@ class BlockGrid:
 
     def _tails(
         self, geometry: Geometry, mode: CheckpointMode, stores_in_steps: bool
-    ) -> Literal["never", "handed_over", "at_end", "in_steps"]:
+    ) -> Literal["never", "handed_over", "in_steps", "copied"]:
         if self.no_tails is not None or not self.wants_tails(geometry, mode):
             return "never"
         if mode == "align":
             return "handed_over"
-        return "in_steps" if stores_in_steps else "at_end"
+        return "in_steps" if stores_in_steps else "copied"
 
 
 def block_grid(config: "KVCacheConfig", hash_block_size: int | None = None) -> BlockGrid:

@@ -3,8 +3,8 @@
 A state exists where a step ended, and at the last boundary of a prompt if the kernels export it
 from inside a step. Otherwise vLLM ends a step at that boundary. It also ends one at one fork (see
 :func:`hybrid_pages.vllm.versions.end_step_at`). Moving that fork from stop to stop ends a step at
-every boundary that needs one. Where a step's stores end before the next step begins, a step may
-also end inside a block.
+every boundary that needs one. A step may also end inside a block, if it is known where the tokens
+of a page lie.
 """
 
 from hybrid_pages import Cache, Geometry
@@ -44,8 +44,7 @@ class Checkpoints:
         self._hints_ignored = False
         self.recurrent = any(item.kind == "recurrent" for item in geometry.classes)
         self.inside = False
-        """Whether a step may end inside a block, so that its state is stored before the next step
-        begins."""
+        """Whether a step may end inside a block, to leave a state there."""
         self.takes_inside = False
         """Whether the engine hands over states inside blocks, which are stored."""
 

@@ -26,6 +26,7 @@ from hybrid_pages.vllm.scheduler.loads.restores import Asking
 from hybrid_pages.vllm.scheduler.requests.keys import Keys
 from hybrid_pages.vllm.scheduler.requests.tenants import TenantNamespaces
 from hybrid_pages.vllm.scheduler.requests.tracked import Tracked
+from hybrid_pages.vllm.scheduler.spare import Spare
 from hybrid_pages.vllm.scheduler.store import StoreJobs
 from hybrid_pages.vllm.startup.describe import describe
 from hybrid_pages.vllm.versions import logger
@@ -106,6 +107,9 @@ class Connection:
             self.pace = Pace(engine.ahead, engine.grid.block_tokens)
         self.may_store, self.may_load = engine.stores, engine.loads
         self.stores_in_steps = engine.stores_in_steps
+        self.requests: dict[str, Tracked] = {}
+        """Those that have not ended, by id."""
+        self.spare = Spare(engine.grid, self.requests)
         self.figures, self.keys = Figures(engine.grid.block_tokens), Keys(engine.grid)
         self.events: Events | None = None
         self.stored: Callable[[Tracked], None] | None = None
@@ -153,6 +157,7 @@ class Connection:
             self.keys,
             settings.checkpoint_mode,
             self.figures,
+            self.spare,
             writes=self.may_store,
             in_steps=self.stores_in_steps,
         )
@@ -238,8 +243,7 @@ class Connection:
         self.loads.restores.lookups.inside = inside
         stores_inside = inside and self.may_store
         self.checkpoints.takes_inside = stores_inside and self.grid.keeps_inside
-        ends_inside = self._mode != "align" and self.stores_in_steps
-        self.checkpoints.inside = stores_inside and ends_inside
+        self.checkpoints.inside = stores_inside and self._mode != "align"
 
     def _connect_tiers(self, arena: Arena) -> None:
         """Opens the tiers below, if any, with what engines of this identity have left there."""
@@ -297,7 +301,7 @@ class Connection:
 
     def bind_manager(self, manager: "KVCacheManager") -> None:
         """Takes vLLM's cache manager, which knows a request's blocks."""
-        self.manager = manager
+        self.manager = self.spare.manager = manager
         if self.connected:
             self._give_manager(manager)
 

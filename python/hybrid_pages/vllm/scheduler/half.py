@@ -62,7 +62,7 @@ class SchedulerHalf:
         self._tiers_by: float | None = None
         """When requests stop waiting for the tiers below to be opened."""
         self.epochs = Epochs(lasting=engine.model is not None)
-        self._requests: dict[str, Tracked] = {}
+        self._requests = self.connection.requests
         self._arrived: set[str] = set()
         self._early: Early | None = None
         """Asks tiers below before requests have their turn, if there are any."""

@@ -20,6 +20,7 @@ from hybrid_pages.vllm.scheduler.requests.keys import Keys
 from hybrid_pages.vllm.scheduler.requests.tails import can_have_tails, tail_keys
 from hybrid_pages.vllm.scheduler.requests.tracked import Tracked
 from hybrid_pages.vllm.scheduler.requests.turns import Turns
+from hybrid_pages.vllm.scheduler.spare import Spare
 from hybrid_pages.vllm.versions import aborted, logger
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class StoreJobs:
         keys: makes the keys of prefixes.
         mode: which checkpoints are wanted.
         figures: counts what is not stored.
+        spare: tells how many free blocks vLLM can do without.
         writes: whether this engine stores at all.
         in_steps: whether the stores of a step end before the next step begins.
     """
@@ -55,11 +57,13 @@ class StoreJobs:
         keys: Keys,
         mode: CheckpointMode,
         figures: Figures,
+        spare: Spare,
         *,
         writes: bool = True,
         in_steps: bool = False,
     ) -> None:
         self.cache, self.keys, self.grid, self.figures = cache, keys, keys.grid, figures
+        self._spare = spare
         known = keys.known if keys.names_next else None
         rules = self.grid.rules(geometry, mode, known, stores_in_steps=in_steps)
         self.has_tails = self.grid.wants_tails(geometry, mode)
@@ -163,6 +167,10 @@ class StoreJobs:
     def read_keys(self, tracked: Tracked) -> None:
         """Brings the keys of a request up to date, where they are not vLLM's own."""
         self.keys.of(tracked)
+
+    def can_spare(self, blocks: int) -> bool:
+        """Whether vLLM can do without so many free blocks until a store has ended."""
+        return self._spare.has(blocks)
 
     def skipped(self, reason: str, entries: int) -> None:
         """Called when entries are not stored, with the reason."""

@@ -35,6 +35,12 @@ def local_tokens(manager: "KVCacheManager", request: "Request") -> int:
     return int(found[1])
 
 
+def holds_blocks(manager: "KVCacheManager", request: "Request") -> bool:
+    """Whether a request holds blocks, of any group."""
+    groups = manager.coordinator.single_type_managers
+    return any(group.req_to_blocks.get(request.request_id) for group in groups)
+
+
 def blocks_to_finish(
     manager: "KVCacheManager", request: "Request", computed: int, ahead: int, *, local: int = 0
 ) -> int:
@@ -133,5 +139,11 @@ def pin(pool: "BlockPool", blocks: "list[KVCacheBlock]") -> None:
 
 
 def unpin(pool: "BlockPool", blocks: "list[KVCacheBlock]") -> None:
-    """Lets go of pinned blocks that nobody else holds."""
+    """Lets go of blocks that were pinned or taken and that nobody else holds."""
     pool.free_blocks(blocks)
+
+
+def take(pool: "BlockPool", blocks: int) -> "list[KVCacheBlock]":
+    """Takes so many free blocks. What vLLM's own prefix cache had in them is evicted, which it
+    announces, too."""
+    return list(pool.get_new_blocks(blocks))

@@ -111,7 +111,8 @@ READS: dict[str, str] = {
         "is_3d_lora_weight load_inplace lora_int_id lora_name lora_path"
     ),
     "vllm.v1.core.block_pool.BlockPool": (
-        "blocks cached_block_hash_to_block evict_blocks free_blocks get_num_free_blocks touch"
+        "blocks cached_block_hash_to_block evict_blocks free_blocks get_new_blocks "
+        "get_num_free_blocks touch"
     ),
     "vllm.v1.core.kv_cache_utils": (
         "generate_block_hash_extra_keys get_block_hash make_block_hash_with_group_id "

@@ -47,6 +47,7 @@ from hybrid_pages.vllm.versions import logger
 from hybrid_pages.vllm.worker import copy_engine
 from hybrid_pages.vllm.worker.faults import Plant
 from hybrid_pages.vllm.worker.pinning import Progress
+from hybrid_pages.vllm.worker.states import StateCopies
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -98,6 +99,7 @@ class WorkerHalf:
         """This rank's geometries, for the scheduler half; None before caches are registered."""
         self.geometry: Geometry | None = None
         self.engine: copy_engine.CopyEngine | None = None
+        self._states: StateCopies | None = None
         self._device = torch.device("cpu")
         self._unfenced: str | None = None
         self._no_engine = ""
@@ -138,6 +140,7 @@ class WorkerHalf:
         if self.plan is None:
             raise GeometryError("KV cache plan: expected strides that fit its specs, found others")
         require_sizes(self.plan, self.geometry)
+        self._states = StateCopies(self.geometry, self._kv_caches)
         if self._arena is None:
             self._arena = self._make_plane(self.plan)
         self.report = Report(
@@ -279,10 +282,14 @@ class WorkerHalf:
         return checksums[self.rank]
 
     def start_stores(self, step: StepMetadata) -> None:
-        """Starts this step's stores, after its forward pass."""
+        """Starts this step's stores, after its forward pass. States that the next step overwrites
+        are copied before."""
         for job, entries in step.stores.items():
             try:
-                self._stores[self._open().store(entries)] = job
+                engine = self._open()
+                if self._states is not None:
+                    self._states.run(entries.state_copies)
+                self._stores[engine.store(entries)] = job
             except Exception as error:
                 logger.exception("store %d could not start", job)
                 self._end_store(job, Outcome(self.rank, str(error), "store_start"))
@@ -360,7 +367,7 @@ class WorkerHalf:
         """Ends every copy, unpins memory, and frees this rank's plane."""
         self.unregister()
         pinning, self._pinning, self._arena = self._pinning, None, None
-        self._kv_caches = {}
+        self._kv_caches, self._states = {}, None
         if self._progress is not None:
             self._progress.close()
             self._progress = None

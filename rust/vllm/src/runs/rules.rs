@@ -20,10 +20,11 @@ pub enum Tails {
     Never,
     /// Where a tail is wanted and the engine hands the state over, in a block that no later step writes.
     HandedOver,
-    /// Where the request ends, too.
-    AtEnd,
-    /// After each step for which a tail is wanted, too: stores end with their step.
+    /// Where the request ends, and after each step for which a tail is wanted, too: stores end with their step.
     InSteps,
+    /// As `InSteps`, but stores outlast their step. So the state after a step is copied to other engine blocks first,
+    /// since the next step overwrites it.
+    Copied,
 }
 
 /// How an engine cuts prompts into blocks and steps, and which states are wanted.

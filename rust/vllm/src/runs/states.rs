@@ -37,6 +37,8 @@ pub enum Tail {
         tokens: usize,
         /// The engine blocks that hold the state, one of each recurrent group.
         blocks: StateBlocks,
+        /// Whether the next step overwrites the state before a store of it has ended.
+        overwritten: bool,
     },
     /// Nothing, and why.
     Skipped(&'static str),

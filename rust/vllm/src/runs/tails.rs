@@ -1,9 +1,9 @@
 //! Tails: running states inside blocks.
 //!
 //! After a step, the running state includes exactly the tokens up to the step's end, and is in the column of the last
-//! of them. The next step overwrites it. So it can be stored where no step follows, or where the store ends with the
-//! step. The engine itself may keep a state inside a block: it copies it to another block before the next step, or its
-//! kernels export it. Then it hands that block over.
+//! of them. The next step overwrites it. So it can be stored where no step follows, where the store ends with the step,
+//! or from a copy. The engine itself may keep a state inside a block: it copies it to another block before the next step,
+//! or its kernels export it. Then it hands that block over.
 
 use super::request::RequestView;
 use super::rules::{RunRules, Tails};
@@ -25,10 +25,17 @@ impl Run {
         end: usize,
         request: &R,
     ) -> Result<Option<Tail>, R::Error> {
-        if rules.tails != Tails::InSteps || !self.tails.remove(&end) {
+        if rules.tails <= Tails::HandedOver || !self.tails.remove(&end) {
             return Ok(None);
         }
-        self.tail(rules, end, request)
+        self.tail(rules, end, rules.tails == Tails::Copied, request)
+    }
+
+    /// Notes that the tail of a step, after so many tokens, was not stored: it still is if the request ends there, or if
+    /// the engine hands its state over.
+    pub fn refuse_tail(&mut self, tokens: usize) {
+        self.tail_offered = None;
+        self.tails.insert(tokens);
     }
 
     /// The deepest wanted tail whose state the engine hands over with the step over the tokens [start, end).
@@ -64,7 +71,7 @@ impl Run {
                 }
             }
         }
-        Ok(Some(tail_of(tokens, blocks)))
+        Ok(Some(tail_of(tokens, blocks, false)))
     }
 
     /// The tail of a request that has ended after `end` tokens, if its end is inside a block.
@@ -74,16 +81,17 @@ impl Run {
         end: usize,
         request: &R,
     ) -> Result<Option<Tail>, R::Error> {
-        if rules.tails < Tails::AtEnd || self.tail_offered == Some(end) {
+        if rules.tails <= Tails::HandedOver || self.tail_offered == Some(end) {
             return Ok(None);
         }
-        self.tail(rules, end, request)
+        self.tail(rules, end, false, request)
     }
 
     fn tail<R: RequestView>(
         &mut self,
         rules: &RunRules,
         end: usize,
+        overwritten: bool,
         request: &R,
     ) -> Result<Option<Tail>, R::Error> {
         if end.is_multiple_of(rules.block_tokens) {
@@ -99,7 +107,7 @@ impl Run {
             let column = end.div_ceil(rules.block_tokens / group.per_block) - 1;
             blocks.push(request.block(group.table, column)?);
         }
-        Ok(Some(tail_of(end, blocks)))
+        Ok(Some(tail_of(end, blocks, overwritten)))
     }
 
     /// The state of a request that has ended at a boundary, after `end` tokens, unless it was wanted before.
@@ -111,7 +119,7 @@ impl Run {
     ) -> Result<Option<FoundState>, R::Error> {
         let boundary = end / rules.block_tokens;
         let ends_there = boundary > 0 && end.is_multiple_of(rules.block_tokens);
-        if rules.tails < Tails::AtEnd || !ends_there || boundary > request.keys()? {
+        if rules.tails <= Tails::HandedOver || !ends_there || boundary > request.keys()? {
             return Ok(None);
         }
         if !self.wanted.insert(boundary) {
@@ -123,10 +131,14 @@ impl Run {
 }
 
 /// A tail, if the blocks of all groups are known.
-fn tail_of(tokens: usize, blocks: StateBlocks) -> Tail {
+fn tail_of(tokens: usize, blocks: StateBlocks, overwritten: bool) -> Tail {
     if blocks.contains(&0) {
         Tail::Skipped("partial_state")
     } else {
-        Tail::State { tokens, blocks }
+        Tail::State {
+            tokens,
+            blocks,
+            overwritten,
+        }
     }
 }
