@@ -86,7 +86,7 @@ def front(page: str) -> str:
     found = {}
     for row in measured["rows"]:
         cells = dict(zip(measured["columns"], row, strict=True))
-        if cells["memory"] == "100 %":
+        if cells["memory"].replace(" ", "") == "100%":
             found[cells["workload"]] = cells
     rows = [
         [name, *(found[workload][column] for workload in _WORKLOADS.values())]
