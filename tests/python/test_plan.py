@@ -43,7 +43,7 @@ def test_published_models(capsys, model, config, n, batched):
     assert cli.main(["plan", model(config)]) == 0
     printed = capsys.readouterr().out
     assert f"N = {n:,} tokens (2N-1 = {batched:,})" in printed
-    assert "at any token where an earlier request ended" in printed
+    assert "at any token where an earlier prompt or answer ended" in printed
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from hybrid_pages import text
 
-_ANYWHERE = "at any token where an earlier request ended, and at multiples of N"
+_ANYWHERE = "at any token where an earlier prompt or answer ended, and at multiples of N"
 _WHOLE_BLOCKS = {
     "no_states": "no layer is recurrent",
     "drafts": "with drafts no state inside a block is kept",
