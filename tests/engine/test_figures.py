@@ -44,7 +44,8 @@ def test_tokens_and_bytes_are_counted_as_they_move(engine: Engine):
         "lookups": 1,
         "lookup_tokens": len(prompt),
         "hit_tokens:host": 4 * n,
-        "loaded_bytes": 4 * page + checkpoint,
+        "loaded_bytes:pages": 4 * page,
+        "loaded_bytes:checkpoints": checkpoint,
         "loaded_seconds": restored["loaded_seconds"],
     }
     stats = engine.stats()

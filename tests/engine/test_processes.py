@@ -58,6 +58,6 @@ def test_what_other_processes_store_is_restored_up_to_the_last_token(model, name
     assert answers == locally
     assert metrics["vllm:hybrid_pages_hit_tokens:host"] == sum(restored)
     assert metrics["vllm:hybrid_pages_hit_tokens:local"] == sum(whole)
-    assert metrics["vllm:hybrid_pages_loaded_bytes"] > 0
+    assert metrics["vllm:hybrid_pages_loaded_bytes:pages"] > 0
     assert metrics["vllm:hybrid_pages_stored_entries:checkpoints"] >= len(LENGTHS)
     assert not any("failures" in key for key in metrics)

@@ -170,7 +170,7 @@ def test_a_state_that_was_loaded_is_not_stored_again(engine: Engine):
     with engine.counting() as counted:
         assert engine.run(prompt).host == 3 * engine.N
     assert not any(key.startswith("stored") for key in counted)
-    assert counted["loaded_bytes"] > 0
+    assert counted["loaded_bytes:pages"] > 0
 
 
 def test_resetting_the_prefix_cache_keeps_the_store(engine: Engine):

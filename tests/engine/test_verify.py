@@ -32,4 +32,4 @@ def test_one_flipped_bit_is_found_and_the_prompt_recomputed(engine: Engine, kind
 def test_whole_bytes_pass(engine: Engine):
     prompt = tokens("whole", 3 * engine.N + 4)
     assert engine.restored([prompt], prompt).host == 3 * engine.N
-    assert engine.stats()["loaded_bytes"] > 0
+    assert engine.stats()["loaded_bytes:pages"] > 0

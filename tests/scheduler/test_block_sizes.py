@@ -67,8 +67,9 @@ def test_only_the_parts_that_are_loaded_are_counted(start: StartEngine) -> None:
     assert engine.reset_prefix_cache()
     engine.generate(prompt)
     sizes = {item.kind: item.entry_bytes for item in engine.half.connection.geometry.classes}
-    loaded = engine.half.stats()["counters"]["loaded_bytes"]
-    assert loaded == 4 * sizes["attention"] + sizes["window"] // 2 + sizes["window"]
+    loaded = engine.half.stats()["counters"]
+    assert loaded["loaded_bytes:pages"] == 4 * sizes["attention"]
+    assert loaded["loaded_bytes:windows"] == sizes["window"] // 2 + sizes["window"]
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -229,8 +229,8 @@ def test_a_failure_costs_only_the_head_start(
 def test_what_the_engine_itself_has_is_not_read(start: Start) -> None:  # noqa: F811
     engine = start()
     engine.generate(PROMPT)
-    assert engine.half._local(engine._request(PROMPT)) == 4 * N
-    assert engine.half._local(engine._request(tokens(3 * N, 5))) == 0
+    assert engine.half._local(engine._request(PROMPT), len(PROMPT)) == 4 * N
+    assert engine.half._local(engine._request(tokens(3 * N, 5)), 3 * N) == 0
 
 
 def test_without_a_tier_below_nobody_asks(script: Any) -> None:

@@ -219,4 +219,4 @@ def test_a_long_shared_workload_restores(start: StartEngine) -> None:
     assert restored > 500
     counters = engine.connector.scheduler.stats()["counters"]
     assert counters["hit_tokens:host"] >= restored
-    assert counters["stored_bytes"] > 0 and counters["loaded_bytes"] > 0
+    assert counters["stored_bytes"] > 0 and counters["loaded_bytes:pages"] > 0

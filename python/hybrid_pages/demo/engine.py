@@ -114,7 +114,7 @@ class DemoEngine:
             first - started,
             last.num_cached_tokens or 0,
             int(moved.get("hit_tokens:host", 0) + moved.get("hit_tokens:disk", 0)),
-            int(moved.get("loaded_bytes", 0)),
+            int(sum(n for name, n in moved.items() if name.startswith("loaded_bytes:"))),
         )
 
     def forget(self, *, everything: bool = False) -> None:

@@ -234,6 +234,12 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
 
     # ---- scheduler
 
+    @property
+    def supports_divergent_local_hybrid_hits(self) -> bool:
+        """Whether a request may begin with pages of vLLM's own that have no state: then this
+        connector brings the state. Another connector beside it might not."""
+        return self.scheduler is not None and self.scheduler.takes_pages
+
     def _scheduler(self) -> SchedulerHalf:
         if self.scheduler is None:
             raise EngineError("a scheduler's call reached the worker half")

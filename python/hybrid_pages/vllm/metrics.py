@@ -68,8 +68,14 @@ COUNTERS = {
     "stored_bytes": (None, "Bytes copied out of the engine."),
     "stored_seconds": (None, "Seconds of copying out, summed over ranks."),
     "stored_entries": ("kind", "Entries published, by kind."),
-    "loaded_bytes": (None, "Bytes copied back into the engine."),
+    "loaded_bytes": ("kind", "Bytes copied back into the engine, by kind of entry."),
     "loaded_seconds": (None, "Seconds of copying back, summed over ranks."),
+    "reloaded_tokens": (
+        "reason",
+        "Tokens whose attention pages were loaded though vLLM had them without a state, by reason: "
+        "last_block (vLLM has a connector load a token at least), window (the model has sliding "
+        "windows), drafts, beside (there are other connectors), or refused (no load was possible).",
+    ),
     "skipped_loads": (
         "reason",
         "Hits that were computed, since vLLM could not have admitted or finished their loads, by "

@@ -222,6 +222,7 @@ class Connection:
                 self.geometry.fingerprint.hex()[:12],
             )
             self._connect_tiers(self.arena)
+            self.loads.alone = self.agreement.alone
             self._allow_tails()
         self.got_ready({report.rank: report.ready for report in reports})
 

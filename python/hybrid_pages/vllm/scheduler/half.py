@@ -63,6 +63,8 @@ class SchedulerHalf:
         """When requests stop waiting for the tiers below to be opened."""
         self.epochs = Epochs(lasting=engine.model is not None)
         self._requests = self.connection.requests
+        self._begun: Tracked | None = None
+        """A request whose pages vLLM has looked up, in its first turn, until it asks for more."""
         self._arrived: set[str] = set()
         self._early: Early | None = None
         """Asks tiers below before requests have their turn, if there are any."""
@@ -86,6 +88,7 @@ class SchedulerHalf:
     def bind_manager(self, manager: "KVCacheManager") -> None:
         """Takes vLLM's cache manager, which knows a request's blocks."""
         self.connection.bind_manager(manager)
+        versions.offer_pages(manager, self._pages)
         versions.before_resets(manager, lambda: self._end_stores(wait=True))
 
     def bind_pool(self, pool: "BlockPool") -> None:
@@ -151,11 +154,37 @@ class SchedulerHalf:
             self.connection.events.note(tracked)
         return tokens
 
+    def _pages(self, request: "Request", joint: int, deepest: int) -> int:
+        """With how many tokens of vLLM's own pages a request begins, see
+        :data:`~hybrid_pages.vllm.versions.local_hits.ChoosePages`."""
+        try:
+            if not self.connection.serving or self._awaits_tiers():
+                return joint
+            tracked = self._requests.get(request.request_id)
+            if tracked is None:
+                tracked = self._begun = self._begin(request)
+            return self.connection.loads.pages(tracked, joint, deepest)
+        except Exception:
+            logger.exception("the pages of request %s could not be chosen", request.request_id)
+            self.connection.figures.count("failures", label="lookup")
+            return joint
+
+    @property
+    def takes_pages(self) -> bool:
+        """Whether requests may begin with pages of vLLM's own that have no state."""
+        return self.connection.serving and self.connection.loads.joint_only is None
+
     def _tokens(self, tracked: Tracked, local_tokens: int) -> int | None:
         return None if self._awaits_tiers() else self.connection.loads.match(tracked, local_tokens)
 
     def _begin(self, request: "Request") -> Tracked:
         """Begins to follow a request whose first turn has come."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            if begun.request is request:
+                return begun
+            begun.drop_restore()
+            self.connection.namespaces.release(begun.run.namespace)
         early = None if self._early is None else self._early.take(request.request_id)
         if early is None:
             return self._track(request)
@@ -176,10 +205,13 @@ class SchedulerHalf:
             return None
         return self._track(request)
 
-    def _local(self, request: "Request") -> int:
-        """How many tokens of a request that holds no blocks the engine's own cache has."""
-        manager = self.connection.manager
-        return 0 if manager is None else versions.local_tokens(manager, request)
+    def _local(self, request: "Request", end: int) -> int:
+        """How many of the first ``end`` tokens of a request, which holds no blocks, the engine's
+        own cache has."""
+        if self.connection.manager is None:
+            return 0
+        joint, deepest = versions.local_tokens(self.connection.manager, request)
+        return self.connection.loads.pages_before(end, joint, deepest)
 
     def _ask_early(self, early: Early) -> None:
         """Asks the tiers below for requests that were left waiting, once they are open."""

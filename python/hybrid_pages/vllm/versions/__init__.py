@@ -37,6 +37,7 @@ from hybrid_pages.vllm.versions.lasting import (
     downloaded,
     hash_seed,
 )
+from hybrid_pages.vllm.versions.local_hits import offer_pages
 from hybrid_pages.vllm.versions.pages import Placement, placement
 from hybrid_pages.vllm.versions.plan import (
     PAGE_FORMATS,
@@ -154,6 +155,7 @@ __all__ = [
     "missing",
     "note_engine_cores",
     "noted_engine_cores",
+    "offer_pages",
     "only_serves",
     "page_format",
     "page_format_of",

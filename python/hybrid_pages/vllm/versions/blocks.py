@@ -29,10 +29,11 @@ def reserves_too_little(manager: "KVCacheManager") -> bool:
     return any(group.max_admission_blocks_per_request is not None for group in groups)
 
 
-def local_tokens(manager: "KVCacheManager", request: "Request") -> int:
-    """How many tokens of a request that holds no blocks vLLM's own prefix cache has now."""
+def local_tokens(manager: "KVCacheManager", request: "Request") -> tuple[int, int]:
+    """How many tokens of a request that holds no blocks vLLM's own prefix cache has now: its joint
+    hit, and its deepest pages."""
     found = manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
-    return int(found[1])
+    return int(found[1]), int(found[1] + found[2])
 
 
 def holds_blocks(manager: "KVCacheManager", request: "Request") -> bool:

@@ -58,7 +58,9 @@ READS: dict[str, str] = {
     ),
     # The connector's registry and base class.
     f"{_CONNECTOR}.factory.KVConnectorFactory": "_registry register_connector supports_hma_config",
-    f"{_CONNECTOR}.v1.base.KVConnectorBase_V1": "_connector_metadata",
+    f"{_CONNECTOR}.v1.base.KVConnectorBase_V1": (
+        "_connector_metadata supports_divergent_local_hybrid_hits"
+    ),
     "vllm.v1.metrics.cache_hit_source.CacheHitSource": "HOST",
     # The plan of the KV cache.
     f"{_KV}.KVCacheConfig": (
@@ -129,10 +131,14 @@ READS: dict[str, str] = {
     ),
     "vllm.v1.core.kv_cache_manager.KVCacheBlocks": "blocks",
     "vllm.v1.core.kv_cache_manager.KVCacheManager": (
-        "block_pool coordinator free get_block_ids reset_prefix_cache"
+        "block_pool coordinator create_kv_cache_blocks free get_block_ids get_computed_blocks "
+        "get_computed_blocks_for_connector kv_cache_config reset_prefix_cache"
     ),
     "vllm.v1.core.kv_cache_coordinator.KVCacheCoordinator": (
         "find_longest_cache_hit single_type_managers"
+    ),
+    "vllm.v1.core.kv_cache_coordinator.HybridKVCacheCoordinator": (
+        "find_longest_cache_hit_per_group"
     ),
     "vllm.v1.core.single_type_kv_cache_manager.SingleTypeKVCacheManager": (
         "block_size get_num_blocks_to_allocate get_num_skipped_tokens "

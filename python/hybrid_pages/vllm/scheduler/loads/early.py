@@ -44,14 +44,15 @@ class Early:
 
     Args:
         track: begins to follow a request; None if it cannot be asked for before its turn.
-        local: how many tokens of a request the engine's own cache has.
+        local: how many of the first tokens of a request, as many as are given, the engine's own
+            cache has.
         figures: counts the restores that begin here.
     """
 
     def __init__(
         self,
         track: "Callable[[Request], Tracked | None]",
-        local: "Callable[[Request], int]",
+        local: "Callable[[Request, int], int]",
         figures: Figures,
     ) -> None:
         self._track, self._local, self._figures = track, local, figures
@@ -132,7 +133,7 @@ class Early:
         if tracked is None:
             return "done"
         room = most - sum(self._held.values())
-        asked = restores.ask(tracked, lambda: self._local(request), room=room, most=most)
+        asked = restores.ask(tracked, lambda end: self._local(request, end), room=room, most=most)
         if tracked.restore is not None:
             self._held[request.request_id] = tracked.restore.slots
             self._figures.count("early_restores")

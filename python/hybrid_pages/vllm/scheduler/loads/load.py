@@ -19,6 +19,7 @@ from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.layout.grid import Tables
 from hybrid_pages.vllm.messages import LoadEntry, LoadJob, Outcome
 from hybrid_pages.vllm.metrics import Figures
+from hybrid_pages.vllm.scheduler.loads.entry_sizes import EntrySizes
 from hybrid_pages.vllm.scheduler.loads.parked import Parked
 from hybrid_pages.vllm.scheduler.loads.restores import Asking, Restores
 from hybrid_pages.vllm.scheduler.requests.keys import Keys
@@ -42,6 +43,8 @@ class _Load:
     tables: Tables = ()
     end: int = 0
     """After how many tokens the request resumes."""
+    nbytes: dict[str, int] = field(default_factory=dict)
+    """The bytes of the present copy or wave on each rank, by kind of entry."""
     silent: set[int] = field(default_factory=set)
     """The ranks that have not reported the end of the present copy or wave."""
     nameless: bool = False
@@ -95,6 +98,10 @@ class Loads:
         self.cache, self.keys, self.grid, self.figures = cache, keys, keys.grid, figures
         self.restores = Restores(cache, keys, figures, wait_seconds=wait_seconds, asking=asking)
         self.columns, self.ranks = self.grid.columns(geometry), geometry.ranks
+        self.sizes = EntrySizes(geometry)
+        self.kinds = {item.kind for item in geometry.classes}
+        self.alone = False
+        """Whether it is certain that there is no other connector."""
         self.parked = Parked(figures, keys.grid.drafts)
         self.manager: KVCacheManager | None = None
         self.in_flight: dict[str, _Load] = {}
@@ -113,12 +120,58 @@ class Loads:
         """How long a request waits for tiers below."""
         return self.restores.wait_seconds
 
+    @property
+    def joint_only(self) -> str | None:
+        """Why requests begin with vLLM's joint hit, and not with pages behind it whose states are
+        loaded; None if they may. Empty for models that have no states."""
+        if "recurrent" not in self.kinds:
+            return ""
+        if "window" in self.kinds:
+            return "window"  # vLLM keeps their pages only where it keeps states
+        if self.grid.drafts:
+            return "drafts"
+        return None if self.alone else "beside"
+
+    def pages(self, tracked: Tracked, joint: int, deepest: int) -> int:
+        """With how many tokens of vLLM's own pages a request begins: as many as it has before the
+        place where it is to resume, or the joint hit, if no state is loaded behind that.
+
+        joint: the tokens of vLLM's joint hit. deepest: those of its pages.
+        """
+        tracked.pages = 0
+        if tracked.joint_only or tracked.skips_loads or tracked.refused:
+            return joint
+        found = self.restores.lookups.look_up(tracked, joint, tracked.request.num_tokens - 1)
+        end = max(found.anywhere.tokens, found.host.tokens)
+        pages = self.pages_before(end, joint, deepest)
+        if pages > joint:
+            tracked.pages = pages
+        return pages
+
+    def pages_before(self, end: int, joint: int, deepest: int) -> int:
+        """How many tokens a request that resumes after ``end`` can have from vLLM's own cache.
+
+        vLLM has a connector load at least one token behind them.
+        """
+        if self.joint_only is not None:
+            return joint
+        n = self.grid.block_tokens
+        return max(joint, min(deepest, end - 1) // n * n)
+
     def match(self, tracked: Tracked, local_tokens: int) -> int | None:
         """How many tokens can be loaded beyond ``local_tokens``. Held until vLLM allocates blocks.
 
         None while a tier below the host is read for this request, so that vLLM asks again. At least
         the last token is left to compute, so that its state transition is applied once.
         """
+        pages, tracked.pages = tracked.pages, 0
+        tokens = self._match(tracked, local_tokens)
+        if tokens == 0 and pages and local_tokens == pages:
+            tracked.joint_only, tracked.offered = True, False
+            return None  # there may be a state before the end of these pages
+        return tokens
+
+    def _match(self, tracked: Tracked, local_tokens: int) -> int | None:
         tracked.drop_lease()
         tracked.lookup = None
         self.parked.asked(tracked)
@@ -136,7 +189,8 @@ class Loads:
         if tracked.restore is None or tracked.place is None:
             tracked.place = found.host
         end = tracked.place.tokens
-        tracked.lookup = Lookup(local_tokens, hit, end, found.paged, found.missing)
+        held = versions.fork_of(request)
+        tracked.lookup = Lookup(local_tokens, hit, end, found.paged, found.missing, held)
         if tracked.skips_loads or tracked.refused or end <= hit:
             return 0
         fits = self.parked.fits(tracked, local_tokens, end)
@@ -154,7 +208,7 @@ class Loads:
         blocks only, and takes a load that leads further in place of the rest."""
         if not self.grid.keeps_inside or self.manager is None:
             return local_tokens
-        return max(local_tokens, versions.local_tokens(self.manager, request))
+        return max(local_tokens, versions.local_tokens(self.manager, request)[0])
 
     def _acquire(self, tracked: Tracked, place: Place, local_tokens: int) -> int:
         """Takes a lease on what the host has up to a place. Returns how many tokens it has beyond
@@ -181,6 +235,7 @@ class Loads:
             if n:  # vLLM calls again, with 0, when a loaded request is scheduled
                 tracked.loaded = n
                 self.parked.admitted(tracked)
+                self._count_reloaded(tracked, n)
             load.lease, tracked.lease = tracked.lease, None
             load.restore, tracked.restore = tracked.restore, None
         if not n:
@@ -209,10 +264,21 @@ class Loads:
             job = LoadJob(name, [], rejected=str(error))
         self._planned.append(job)
 
+    def _count_reloaded(self, tracked: Tracked, n: int) -> None:
+        """Counts of ``n`` tokens that are loaded those whose pages vLLM has itself."""
+        lookup = tracked.lookup
+        again = 0 if lookup is None else min(lookup.held - lookup.local, n)
+        if again <= 0 or self.joint_only == "":
+            return
+        single = "last_block" if again <= self.grid.block_tokens else "refused"
+        self.figures.count("reloaded_tokens", again, self.joint_only or single)
+
     def _entries(self, load: _Load) -> list[LoadEntry]:
         if load.lease is None:
             raise InvalidArgumentError("expected a lease of what is loaded, found none")
-        return load.lease.targets(self.columns, load.tables, load.end)
+        entries = load.lease.targets(self.columns, load.tables, load.end)
+        load.nbytes = self.sizes.of(entries)
+        return entries
 
     # ---- waves
 
@@ -295,6 +361,7 @@ class Loads:
         """
         lookup, tracked.lookup = tracked.lookup, None
         self.parked.scheduled(tracked)
+        tracked.joint_only = False
         rest = start - tracked.loaded
         if lookup is None:
             return rest
@@ -399,7 +466,8 @@ class Loads:
             nbytes, seconds = operator.index(outcome.nbytes), float(outcome.seconds)
         except Exception as error:
             return self._unreadable(request_id, None, error)
-        self.figures.count("loaded_bytes", nbytes)
+        for kind, planned in load.nbytes.items() if load is not None and nbytes else ():
+            self.figures.count("loaded_bytes", planned, kind)
         self.figures.count("loaded_seconds", seconds)
         return None
 

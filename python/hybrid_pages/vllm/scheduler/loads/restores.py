@@ -127,14 +127,14 @@ class Restores:
         tracked.drop_restore()
         return found
 
-    def ask(self, tracked: Tracked, local: Callable[[], int], *, room: int, most: int) -> Asked:
+    def ask(self, tracked: Tracked, local: Callable[[int], int], *, room: int, most: int) -> Asked:
         """Begins the restore of a request that waits for its turn: sets ``tracked.restore``.
 
         Hits that need several waves are left to the request's turn.
 
         Args:
             tracked: the request.
-            local: how many tokens of it the engine's own cache has.
+            local: how many of its first tokens, as many as are given, the engine's own cache has.
             room: how many slots a restore may take now.
             most: how many it may ever take.
         """
@@ -142,7 +142,7 @@ class Restores:
         if found.asked:
             return "asking"
         place, host = found.anywhere, found.host
-        if place.tokens <= host.tokens or place.tokens <= (taken := local()):
+        if place.tokens <= host.tokens or place.tokens <= (taken := local(place.tokens)):
             return "done"
         first = taken // self.block_tokens
         taken = first * self.block_tokens

@@ -27,6 +27,8 @@ class Lookup(NamedTuple):
     """How far the attention pages exist, with or without a state to resume from."""
     missing: str | None = None
     """Why the joint hit is shorter than the pages; None if it is not."""
+    held: int = 0
+    """How far vLLM's own pages reach, if they are deeper than its joint hit; 0 if not."""
 
 
 class Place(NamedTuple):
@@ -113,6 +115,12 @@ class Tracked:
     """Whether the last lookup offered no load because parked requests leave no room for it."""
     refused: bool = False
     """Whether no load is offered before the request is scheduled, since vLLM cannot admit it."""
+    pages: int = 0
+    """With how many tokens of vLLM's own pages, without a state, the request was to begin when vLLM
+    looked it up last; 0 if it was to begin with vLLM's joint hit."""
+    joint_only: bool = False
+    """Whether the request begins with vLLM's joint hit, since nothing could be loaded behind
+    deeper pages."""
     waits_for: int | None = None
     """The last of the loads that have to make room for the request's own, see
     :class:`~hybrid_pages.vllm.scheduler.loads.parked.Parked`."""
