@@ -86,7 +86,7 @@ class Unchecked(Engine):
         # What notes the blocks of loads is for those who compare bytes.
         del self.connector.update_state_after_alloc, self.connector.get_num_new_matched_tokens
 
-    def _accept_loads(self, runner: Any) -> None:
+    def _accept_loads(self, runner: Any, more: Sequence[tuple[int, int]] = ()) -> None:
         """Loads may write where they like."""
 
     def ask(self, prompt: Sequence[int], answer: Sequence[int], stop: int | None) -> Result:

@@ -103,14 +103,14 @@ CONNECTOR = [
     ),
     _scheduler(
         "a warmed beginning is superseded by its first user",
-        "self._ends[tail] = answered and is_first",
-        "self._ends[tail] = is_first",
+        "if answered and is_first else None",
+        "if is_first else None",
         "test_tails.py::test_what_was_warmed_is_not_superseded",
     ),
     _scheduler(
         "an end that two requests have had is superseded",
-        "self._ends[tail] = answered and is_first",
-        "self._ends[tail] = answered",
+        "if answered and is_first else None",
+        "if answered else None",
         "test_tails.py::test_an_end_that_two_requests_have_had_is_not_superseded",
     ),
     _scheduler(
@@ -118,6 +118,18 @@ CONNECTOR = [
         "if aborted(tracked.request) or not ends_here:",
         "if not ends_here:",
         "test_tails.py::test_a_turn_that_was_aborted_supersedes_nothing",
+    ),
+    _scheduler(
+        "a turn of a conversation gets states that nobody goes on from",
+        "others = not (parting.continues and self._is_full())",
+        "others = True",
+        "test_tails.py::test_a_full_host_takes_the_end_of_a_turn_alone",
+    ),
+    _scheduler(
+        "an answer's end is stored where templates drop answers",
+        "if tracked.drops and tokens > tracked.request.num_prompt_tokens:",
+        "if tracked.drops and tokens < tracked.request.num_prompt_tokens:",
+        "test_tails.py::test_what_a_template_drops_is_left_out_on_the_first_visit",
     ),
     _scheduler(
         "a request that has stops inside blocks alone gets the first one only",
@@ -493,6 +505,13 @@ RUST = [
         "if kept.is_none_or(|kept| kept.until <= self.now) {\n            self.policy.supersede",
         "if kept.is_none_or(|kept| kept.until > 0) {\n            self.policy.supersede",
         "it::policies::what_is_retained",
+    ),
+    _rust(
+        "hybrid-pages",
+        "a checkpoint goes first although other prefixes go on there",
+        "if state.index.children(node).nth(1).is_none() {",
+        "if state.index.children(node).nth(3).is_none() {",
+        "it::tails",
     ),
     _rust(
         "hybrid-pages",

@@ -35,7 +35,8 @@ def test_the_second_prompt_knows_where_it_left_the_first() -> None:
         forks = Forks(N)
         shared = run(0, start)
         assert visit(forks, shared + run(100, 20)) == NOWHERE
-        assert visit(forks, shared + run(200, 20)).fork == (start if start % N else 0), start
+        found = visit(forks, shared + run(200, 20))
+        assert (found.fork, found.continues) == (start if start % N else 0, False), start
         assert visit(forks, shared + run(300, 3)).fork == (start if start % N else 0), start
 
 
@@ -49,7 +50,8 @@ def test_a_prompt_that_comes_again_leaves_its_last_token_to_compute() -> None:
 def test_a_prompt_that_goes_on_with_an_earlier_one_leaves_it_nowhere() -> None:
     forks = Forks(N)
     for count in (5, N - 1, N, N + 3, 2 * N + 1, 4 * N):
-        assert visit(forks, run(0, count)).fork == 0, count
+        found = visit(forks, run(0, count))
+        assert (found.fork, found.continues) == (0, count > 5), count
 
 
 def test_the_deepest_of_several_forks_counts() -> None:
@@ -89,6 +91,16 @@ def test_an_ending_that_is_dropped_twice_is_left_out_on_the_first_visit() -> Non
     assert [bool(parting.end) for parting in first] == [False, False, True, True, True, True]
     second = conversation(forks, 3000, 3)
     assert all(parting.end for parting in second)
+
+
+def test_answers_are_dropped_if_more_prompts_were_left_before_an_ending_than_continued() -> None:
+    forks = Forks(N)
+    assert [parting.drops for parting in conversation(forks, 1000, 4)] == [False, False, True, True]
+    for turn in range(4):
+        text = run(3000 + 100 * turn, 9) + THINK
+        assert visit(forks, text).drops == (turn < 3)
+        visit(forks, text + run(3050 + 100 * turn, 9))
+    assert visit(forks, run(4000, 9) + THINK) == Parting(0, 9)
 
 
 def test_an_ending_may_cross_a_block() -> None:

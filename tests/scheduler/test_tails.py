@@ -323,15 +323,32 @@ def test_what_a_template_drops_is_left_out_on_the_first_visit(
     engine = ready(extra=extra)
     think = [498, 499]
     for chat in range(3):
-        text, ends = tokens(N, chat), []
+        text, ends, stops = tokens(N, chat), [], list[bytes]()
+        heard = listen(engine)
         for turn in range(3):
             text = text + tokens(9, 100 * chat + turn)
             result = engine.generate(text + think, max_tokens=3)
             ends.append((len(text), check(engine, result)[0]))
+            stops.append(key_after(engine, result, len(text))[1])
             text = text + tokens(7, 500 + 100 * chat + turn)
         if chat:
-            assert all(end in found for end, found in ends), (chat, ends)
-            assert all(end + len(think) not in found for end, found in ends), (chat, ends)
+            assert all(found[-1] == end for end, found in ends), "nothing goes on from the answer"
+            assert heard == stops[:-1], "the next turn's stop supersedes each"
+    assert counters(engine)["skipped_tails:dropped"] >= 6
+
+
+def test_a_full_host_takes_the_end_of_a_turn_alone(ready: StartEngine) -> None:
+    for full in (False, True):
+        engine = ready(extra=LARGE | ({"host_gb": 0.0003} if full else {}))
+        if full:
+            crowd(engine)
+        first = engine.generate(tokens(3, 1), max_tokens=3)
+        assert check(engine, first)[0] == [3, 5]
+        following = [*first.request.all_token_ids, *tokens(2 * N, 2)]
+        turn = engine.generate(following, max_tokens=3)
+        found = check(engine, turn)[0]
+        assert (found[-1], len(following) in found) == (len(following) + 2, not full)
+        assert (2 in engine.depths(following)) != full
 
 
 @pytest.mark.parametrize("end", range(1, 3 * N))
@@ -450,9 +467,9 @@ def test_an_answer_s_end_supersedes_that_of_its_prompt_where_turns_go_on_from_an
     following = [*first.request.all_token_ids, *tokens(4, 2)]
     kept = engine.generate(following, max_tokens=5)
     assert kept.restored_tokens == N + 7
-    assert heard == [key_after(engine, kept, end)[1] for end in (N + 7, len(following))]
-    found = check(engine, kept)[0]
-    assert {N + 7, len(following)} <= set(found), "there is room for all"
+    ends = N + 7, N + 3, len(following)
+    assert heard == [key_after(engine, kept, end)[1] for end in ends]
+    assert set(ends) <= set(check(engine, kept)[0]), "there is room for all"
 
 
 def test_the_end_of_the_next_turn_supersedes_the_one_before(start: StartEngine) -> None:
@@ -534,9 +551,10 @@ def test_of_very_many_ends_the_oldest_are_forgotten() -> None:
     turns = Turns(most=2)
     for tail in (b"a", b"b", b"c"):
         turns.ended(tail, answered=True)
-    assert [turns.supersede(tail) for tail in (b"a", b"b", b"c", b"c")] == [0, 1, 1, 0]
+    found = [turns.supersede(tail) for tail in (b"a", b"b", b"c", b"c")]
+    assert [end is not None for end in found] == [False, True, True, False]
     turns.forget()
-    assert not turns.supersede(b"b")
+    assert turns.supersede(b"b") is None
 
 
 TIGHT = BACKGROUND | {"host_gb": 0.0001}

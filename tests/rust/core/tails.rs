@@ -289,6 +289,35 @@ fn an_end_that_two_requests_went_on_from_keeps_its_worth() {
     }
 }
 
+/// Whether the checkpoint after "ab", and the older end "A", are there after a prompt has taken the room of one entry,
+/// where a request went on from "abT" and what `others` end in hangs from "ab", too.
+fn passed(policy: &str, others: &[&str], goes_on: bool) -> (bool, bool) {
+    let (cache, namespace) = tight(policy, 8 + 2 * others.len());
+    let store = |prompt: &str, entries: &[(usize, usize)]| {
+        commit(&mut cache.reserve(namespace, &keys(prompt), entries).unwrap());
+    };
+    store("A", &[(0, 0), (1, 0)]);
+    store("ab", &[(0, 0), (0, 1), (1, 1)]);
+    for end in others.iter().chain(&["abT"]) {
+        store(end, &[(0, 2), (1, 2)]);
+    }
+    if goes_on {
+        cache.continue_tail(namespace, &keys("abT")).unwrap();
+    }
+    store("B", &[(0, 0), (1, 0)]);
+    let depth = |prompt| cache.lookup(namespace, &keys(prompt)).unwrap().blocks;
+    (depth("ab") == 2, depth("A") == 1)
+}
+
+#[test]
+fn checkpoints_before_an_end_that_is_gone_on_from_go_first_unless_others_go_on_there() {
+    for policy in ["lru", "reuse"] {
+        assert_eq!(passed(policy, &[], false), (true, false), "{policy}");
+        assert_eq!(passed(policy, &[], true), (false, true), "{policy}");
+        assert_eq!(passed(policy, &["abU"], true), (true, false), "{policy}");
+    }
+}
+
 #[test]
 fn a_superseded_end_that_is_used_again_is_like_the_others() {
     for policy in ["lru", "reuse"] {

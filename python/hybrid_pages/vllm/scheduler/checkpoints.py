@@ -13,7 +13,7 @@ from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.config.settings import Settings
 from hybrid_pages.vllm.metrics import Figures
 from hybrid_pages.vllm.scheduler.answers import Answers
-from hybrid_pages.vllm.scheduler.forks import NOWHERE, Forks
+from hybrid_pages.vllm.scheduler.forks import NOWHERE, Forks, Parting
 from hybrid_pages.vllm.scheduler.requests.hints import read_hints
 from hybrid_pages.vllm.scheduler.requests.keys import Keys
 from hybrid_pages.vllm.scheduler.requests.tails import can_have_tails
@@ -36,6 +36,7 @@ class Checkpoints:
         figures: Figures,
     ) -> None:
         self.keys, self.grid, self.figures = keys, keys.grid, figures
+        self._cache, self._has_evicted = cache, False
         self._admissions = Admissions(cache, self.grid.block_tokens)
         self.mode = settings.checkpoint_mode
         self.interval = -(-settings.checkpoint_interval // self.grid.block_tokens)
@@ -66,31 +67,47 @@ class Checkpoints:
         if not self._steers(tracked):
             return
         stops = set(range(self.interval, last + 1, self.interval)) if self.interval else set()
-        if self.grid.cuts_elsewhere or (self.grid.exports_states and self.grid.stride > 1):
+        parting, others = NOWHERE, True
+        if self.inside and self.mode == "adaptive" and can_have_tails(request):
+            parting = self.forks.arrived(request, namespace, keys)
+            # Once the host is full, a turn of a conversation gets no states but that from which the
+            # next one will go on, and those at forks.
+            others = not (parting.continues and self._is_full())
+        tracked.drops = parting.drops
+        if others and (
+            self.grid.cuts_elsewhere or (self.grid.exports_states and self.grid.stride > 1)
+        ):
             stops.add(last)  # the engine itself leaves or exports a state at a finer boundary
         stops |= {position // n for position in tracked.hints.checkpoint_at}
         if self.mode == "adaptive":
             if admission.fork is not None:
                 stops.add(admission.fork)
-            tracked.run.want([*admission.boundaries, last])
+            if others:
+                tracked.run.want([*admission.boundaries, last])
         tracked.steer(stops - {0})
         if self.inside and can_have_tails(request):
-            self._stop_inside(tracked)
-        if self.takes_inside:
+            self._stop_inside(tracked, parting, others)
+        if self.takes_inside and others:
             kept = {self.grid.kept_inside(tokens)} - {0}
             tracked.run.want_tails(kept)
             tracked.prompt_ends |= kept
 
-    def _stop_inside(self, tracked: Tracked) -> None:
-        """Chooses where a new request gets a state inside a block: at the end of its prompt, or
-        where the next one will leave it; where it leaves an earlier one; where a hint says so."""
-        request = tracked.request
-        fork, end = NOWHERE
-        if self.mode == "adaptive":
-            fork, end = self.forks.arrived(request, tracked.run.namespace, self.keys.of(tracked))
-        tracked.fork = fork
-        tracked.run.want_tails([end or request.num_prompt_tokens])
-        if not end:  # else that is where the next prompt goes on
+    def _is_full(self) -> bool:
+        """Whether a checkpoint has had to leave the host since the start."""
+        if not self._has_evicted:
+            self._has_evicted = self._cache.stats()["evicted_checkpoints"] > 0
+        return self._has_evicted
+
+    def _stop_inside(self, tracked: Tracked, parting: Parting, others: bool) -> None:
+        """Chooses where a new request gets a state inside a block: where the next one will leave
+        it, or else at the end of its prompt, if it gets other states than its end; where it leaves
+        an earlier one; where a hint says so."""
+        request, end = tracked.request, parting.end
+        tracked.fork, tracked.left_at = parting.fork, end
+        if end:
+            tracked.run.want_tails([end])
+        elif others:
+            tracked.run.want_tails([request.num_prompt_tokens])
             tracked.prompt_ends.add(request.num_prompt_tokens)
         tracked.shared.update(tracked.hints.checkpoint_at)
         self._steer_inside(tracked, {end, *tracked.hints.checkpoint_at})

@@ -36,6 +36,18 @@ _Place = tuple[int, str | None, bytes | None]
 """A namespace, a salt, and the key of the block before; None at the start of prompts."""
 
 
+_Ending = tuple[str | None, tuple[int, ...]]
+"""A salt, and the last tokens of prompts."""
+
+
+@dataclass(slots=True)
+class _Sightings:
+    """How often later prompts have left prompts before such an ending, and gone on behind it."""
+
+    left: int = 0
+    continued: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class _Piece:
     """The tokens of a prompt behind a boundary: those of a block, or all to the prompt's end."""
@@ -51,6 +63,10 @@ class Parting(NamedTuple):
     """Where it leaves an earlier prompt."""
     end: int
     """Where the next prompt will leave it, as far as is known."""
+    drops: bool = False
+    """Whether most prompts with this ending were left there, and not continued."""
+    continues: bool = False
+    """Whether it continues an earlier prompt, all of which it begins with."""
 
 
 NOWHERE = Parting(0, 0)
@@ -63,8 +79,8 @@ class Forks:
         self._n, self._most = block_tokens, most_tokens
         self._pieces: dict[_Place, list[_Piece]] = {}
         self._tokens = 0
-        self._endings: dict[tuple[str | None, tuple[int, ...]], int] = {}
-        """How often prompts parted before these tokens, by salt."""
+        self._endings: dict[_Ending, _Sightings] = {}
+        """What became of prompts with these endings."""
 
     def arrived(self, request: "Request", namespace: int, keys: PrefixKeys) -> Parting:
         """Remembers a new prompt, and says where it deserves a state inside a block.
@@ -80,12 +96,16 @@ class Forks:
         before = (keys[block] for block in range(min(last // n, len(keys))))
         places = [(namespace, salt, None), *((namespace, salt, key) for key in before)]
         depth = next((at for at in range(len(places) - 1, -1, -1) if places[at] in self._pieces), 0)
-        fork = self._parts(request, places[depth], depth * n)
+        fork, continues = self._parts(request, places[depth], depth * n)
         for at in range(depth, len(places)):
             self._remember(places[at], self._piece(request, at * n))
         self._forget_oldest()
-        left = self._left(request, salt)
-        return Parting(fork, last - left if left else 0)
+        ending = self._ending(request, salt)
+        if ending is None:
+            return Parting(fork, 0, continues=continues)
+        seen = self._endings[ending]
+        drops = seen.left > seen.continued
+        return Parting(fork, last - len(ending[1]), drops, continues)
 
     def forget(self) -> None:
         """Forgets all prompts, since everything computed so far is outdated."""
@@ -99,38 +119,49 @@ class Forks:
             end = last
         return _Piece(array("q", request.all_token_ids[start:end]), end == last)
 
-    def _parts(self, request: "Request", place: _Place, start: int) -> int:
-        """Where a prompt leaves the earlier ones that go on from a boundary; 0 for nowhere."""
+    def _parts(self, request: "Request", place: _Place, start: int) -> tuple[int, bool]:
+        """Where a prompt leaves the earlier ones that go on from a boundary; 0 for nowhere. Also
+        whether it continues one."""
         last = request.num_prompt_tokens
         tokens = array("q", request.all_token_ids[start : min(last, start + self._n)])
-        deepest = 0
+        deepest, continues = 0, False
         for piece in self._pieces.get(place, ()):
             shared = _shared(piece.tokens, tokens)
             left, ends = len(piece.tokens) - shared, start + shared == last
             goes_on = not ends and (shared or start)
-            if goes_on and piece.is_end and 0 < left <= MOST_LEFT:
+            if goes_on and piece.is_end and not left:
+                continues = True
+                self._continued(place[1], tuple(piece.tokens[-MOST_LEFT:]))
+            elif goes_on and piece.is_end and left <= MOST_LEFT:
                 self._note(place[1], tuple(piece.tokens[shared:]))
             if ends or (left and shared < self._n):
                 deepest = max(deepest, shared)
         # The last token is computed in any case.
-        return min(start + deepest, last - 1) if deepest else 0
+        return (min(start + deepest, last - 1) if deepest else 0), continues
 
     def _note(self, salt: str | None, ending: tuple[int, ...]) -> None:
-        seen = self._endings.pop((salt, ending), 0)
-        self._endings[salt, ending] = seen + 1
+        seen = self._endings.pop((salt, ending), None) or _Sightings()
+        seen.left += 1
+        self._endings[salt, ending] = seen
         if len(self._endings) > _MOST_ENDINGS:
             del self._endings[next(iter(self._endings))]
 
-    def _left(self, request: "Request", salt: str | None) -> int:
-        """How many tokens at its end the next prompt will leave of a prompt; 0 if none is known."""
+    def _continued(self, salt: str | None, tokens: tuple[int, ...]) -> None:
+        """Notes that a prompt which ended with these tokens was continued."""
+        for (of, ending), seen in self._endings.items():
+            if of == salt and tokens[-len(ending) :] == ending:
+                seen.continued += 1
+
+    def _ending(self, request: "Request", salt: str | None) -> _Ending | None:
+        """The known ending of a prompt before which most prompts were left."""
         last = request.num_prompt_tokens
         tokens = tuple(request.all_token_ids[max(0, last - MOST_LEFT) : last])
         known = [
-            (seen, len(ending))
+            (seen.left, len(ending), ending)
             for (of, ending), seen in self._endings.items()
-            if seen >= _SIGHTINGS and of == salt and tokens[-len(ending) :] == ending
+            if seen.left >= _SIGHTINGS and of == salt and tokens[-len(ending) :] == ending
         ]
-        return max(known)[1] if known else 0
+        return (salt, max(known)[2]) if known else None
 
     def _remember(self, place: _Place, piece: _Piece) -> None:
         if not piece.tokens:

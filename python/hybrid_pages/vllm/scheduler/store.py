@@ -118,13 +118,16 @@ class StoreJobs:
         if self.keys.changed(tracked):
             return
         planned = self.core.finish(self, tracked, tables)
-        if self._add(planned) and planned is not None and self.has_tails:
-            self._tell_policy(tracked, planned[1])
-        end, tail = tracked.tail
-        if tail and end == tracked.run.position and not aborted(tracked.request):
-            self.turns.ended(tail, answered=tracked.request.num_output_tokens > 1)
+        stored = planned[1] if self._add(planned) and planned is not None else None
+        if self.has_tails and (stored is not None or tracked.drops):
+            self._tell_policy(tracked, stored or ())
+        for end, tail in tracked.tails.items():
+            if end in (tracked.run.position, tracked.left_at) and not aborted(tracked.request):
+                others = tracked.prompt_ends - tracked.shared
+                answered = tracked.request.num_output_tokens > 1
+                self.turns.ended(tail, answered=answered, others=others)
 
-    def _tell_policy(self, tracked: Tracked, stored: StoreEntries) -> None:
+    def _tell_policy(self, tracked: Tracked, stored: StoreEntries | tuple[()]) -> None:
         """Tells the policy what becomes of the tails of an ended request: those that it has left
         for other prompts keep their worth when a prompt goes on from there, and those that its own
         end supersedes go first, if that end is stored."""
@@ -136,7 +139,11 @@ class StoreJobs:
             if tokens % n:
                 tail = self._tail_key(tracked, tokens)
                 self.cache.continue_tail(namespace, keys, tail, limit=tokens // n)
-        ends_here = not end % n or any(tokens is not None for *_, tokens in stored)
+        if tracked.drops:  # The next turn goes on from inside the prompt.
+            end = tracked.left_at
+            ends_here = not end % n or end in tracked.tails
+        else:
+            ends_here = not end % n or any(tokens is not None for *_, tokens in stored)
         if aborted(tracked.request) or not ends_here:
             return
         for tokens, tail in self._left_behind(tracked, end):
@@ -144,15 +151,21 @@ class StoreJobs:
 
     def _left_behind(self, tracked: Tracked, end: int) -> Iterator[tuple[int, bytes]]:
         """The tails that a request's end supersedes, each with its place in tokens: the end of the
-        turn before; and those of its own prompt, if the conversation goes on from answers."""
+        turn before, and those of the prompts of both, if the conversation goes on from answers."""
         goes_on, n = False, self.grid.block_tokens
+        prompts = set[int]()
         for tokens in sorted(tracked.began - tracked.shared):
             if tokens % n and tokens < end:
                 tail = self._tail_key(tracked, tokens)
-                if self.turns.supersede(tail):
+                others = self.turns.supersede(tail)
+                if others is not None:
                     goes_on = True
+                    prompts |= others
                     yield tokens, tail
-        for own in sorted(tracked.prompt_ends - tracked.shared) if goes_on else ():
+        if goes_on:
+            prompts |= tracked.prompt_ends
+            tracked.prompt_ends = set()
+        for own in sorted(prompts - tracked.shared):
             if own % n and own < end:
                 yield own, self._tail_key(tracked, own)
 
@@ -183,8 +196,11 @@ class StoreJobs:
         if reason:
             self.skipped_tail(reason)
             return None
-        tracked.tail = tokens, self._tail_key(tracked, tokens)
-        return tracked.tail[1]
+        if tracked.drops and tokens > tracked.request.num_prompt_tokens:
+            self.skipped_tail("dropped")
+            return None
+        tracked.tails[tokens] = self._tail_key(tracked, tokens)
+        return tracked.tails[tokens]
 
     def _tail_key(self, tracked: Tracked, tokens: int) -> bytes:
         block, rest = divmod(tokens, self.grid.block_tokens)

@@ -94,7 +94,8 @@ impl Cache {
         })?
     }
 
-    /// Tells the policies that a request goes on from the tail that ends `keys`. Call it once per request.
+    /// Tells the policies that a request goes on from the tail that ends `keys`, so that the checkpoints before are
+    /// superseded where no other prefix goes on. Call it once per request.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown namespace, and for keys that do not end in a tail of the block before.
@@ -105,8 +106,14 @@ impl Cache {
             for tier in 0..=state.tiers.below.len() {
                 state.tiers.room_mut(tier).policy().go_on(name);
             }
-            // Tiers that wait for proof are offered the tail now.
             let last = keys.len() - 1;
+            let passed: Vec<_> = state.index.known_path(namespace, &keys[..last]).collect();
+            for (_, node) in passed {
+                if state.index.children(node).nth(1).is_none() {
+                    state.tell(node, |policy, id| policy.supersede(id));
+                }
+            }
+            // Tiers that wait for proof are offered the tail now.
             state.reconsider(&[state.index.at(namespace, keys, last)]);
             state.visits.prove(&[name]);
             state.prove_on(namespace, keys, last);

@@ -143,10 +143,14 @@ class Tracked:
     """Where the prompt leaves an earlier one inside a block, in tokens; 0 if it is not known."""
     shared: set[int] = field(default_factory=set)
     """Where tails end that the request leaves for other prompts, in tokens."""
-    tail: tuple[int, bytes] = (0, b"")
-    """The last tail that was offered to the cache: after how many tokens it ends, and its key."""
+    tails: dict[int, bytes] = field(default_factory=dict)
+    """The keys of the tails that were offered to the cache, by where they end, in tokens."""
     began: set[int] = field(default_factory=set)
     """Where the request's runs began, in tokens."""
+    left_at: int = 0
+    """After how many tokens the next prompt is expected to leave this one; 0 if it is not known."""
+    drops: bool = False
+    """Whether the next prompt is expected to go on from there, and not from the answer."""
     prompt_ends: set[int] = field(default_factory=set)
     """At how many tokens states are made at the end of its prompt, if only the request's own answer
     is expected to go on from there."""
