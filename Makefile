@@ -36,9 +36,10 @@ export PYO3_PYTHON := $(CURDIR)/$(LIGHT)/python
 unexport VIRTUAL_ENV CONDA_PREFIX PYTHONHOME PYTHONPATH
 # pyproject.toml names the backend in rust/python, which requires maturin itself.
 export MATURIN_NO_MISSING_BUILD_BACKEND_WARNING := 1
-# One step at a time. For the demo, vLLM is fetched while the package is built.
-ifeq ($(MAKECMDGOALS),demo)
-MAKEFLAGS += --jobs=2
+# One step at a time. For the demo, vLLM is fetched while the package is built; of `make test`, two suites run at a time,
+# since each waits for something now and then, and what a suite prints appears when it ends.
+ifneq ($(filter demo test,$(MAKECMDGOALS)),)
+MAKEFLAGS += --jobs=2 $(if $(TESTING),--output-sync=line)
 else
 .NOTPARALLEL:
 endif
@@ -138,7 +139,7 @@ example: .venv/.stamps/package ## Run continuous batching on a tiny Hugging Face
 .PHONY: check test test-rust test-python test-docs test-batch test-scheduler test-transformers test-mlx test-engine
 check: lint test-rust test-python ## Check style, Rust, and Python without engines: what to run before a commit
 
-test: lint lint-release test-rust test-python test-docs test-batch test-mlx test-scheduler test-transformers test-engine check-kernels check-wheel check-release ## Run every check: style, Rust, Python, the real engine, kernels, the wheel
+test: lint lint-release test-rust test-engine test-python test-scheduler test-transformers test-mlx test-batch test-docs check-kernels check-wheel check-release ## Run every check: style, Rust, Python, the real engine, kernels, the wheel
 
 test-rust: .venv-light/.stamps/uv ## Test the Rust crates: the core, the tiers, the lab, the CUDA engine and its kernels on a CPU
 	@$(SAY) "testing the Rust crates (about 4 minutes the first time)"
