@@ -49,7 +49,12 @@ def fill(engine: Engine, prompt: list[int]) -> None:
     connection = engine.half.connection
     own, connection.may_store = connection.stores, True
     connection.stores = StoreJobs(
-        connection.geometry, connection.cache, connection.keys, "adaptive", connection.figures
+        connection.geometry,
+        connection.cache,
+        connection.keys,
+        "adaptive",
+        connection.figures,
+        connection.spare,
     )
     connection.stores.pool, connection.stores.tables = own.pool, own.tables
     connection.checkpoints.mode = "adaptive"
