@@ -100,13 +100,13 @@ class Checkpoints:
 
     def _stop_inside(self, tracked: Tracked, parting: Parting, others: bool) -> None:
         """Chooses where a new request gets a state inside a block: where the next one will leave
-        it, or else at the end of its prompt, if it gets other states than its end; where it leaves
-        an earlier one; where a hint says so."""
+        it, or else at the end of its prompt, as long as the host is not full; where it leaves an
+        earlier one; where a hint says so."""
         request, end = tracked.request, parting.end
         tracked.fork, tracked.left_at = parting.fork, end
         if end:
             tracked.run.want_tails([end])
-        elif others:
+        elif others and not self._is_full():
             tracked.run.want_tails([request.num_prompt_tokens])
             tracked.prompt_ends.add(request.num_prompt_tokens)
         tracked.shared.update(tracked.hints.checkpoint_at)
