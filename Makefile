@@ -243,7 +243,7 @@ sdist: .venv-light/.stamps/packages
 check-wheel: wheel sdist ## Install the wheel and the source distribution into empty environments
 	@$(LIGHT)/python -m pytest $(PYTEST_ARGS) $(if $(TESTING),,--cases=all) tests/packaging
 check-release: wheel sdist check-dist ## Build and check what is published: glibc, metadata, licences, bill of materials
-check-dist: .venv-release/.stamps/packages
+check-dist: .venv-release/.stamps/packages $(if $(TESTING),wheel sdist)
 	@.venv-release/bin/python -m pytest $(PYTEST_ARGS) tests/release
 check-version: ## Check that crates, lock file, changelog and TAG state one version; needs nothing but Python 3.11
 	@$(SYSTEM_PYTHON) release/version.py check $${TAG:+"$$TAG"}
