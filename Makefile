@@ -36,8 +36,7 @@ export PYO3_PYTHON := $(CURDIR)/$(LIGHT)/python
 unexport VIRTUAL_ENV CONDA_PREFIX PYTHONHOME PYTHONPATH
 # pyproject.toml names the backend in rust/python, which requires maturin itself.
 export MATURIN_NO_MISSING_BUILD_BACKEND_WARNING := 1
-# One step at a time. For the demo, vLLM is fetched while the package is built; of `make test`, two suites run at a time,
-# since each waits for something now and then, and what a suite prints appears when it ends.
+# One step at a time, but vLLM is fetched while the demo is built, and two of `make test` run: each waits now and then.
 ifneq ($(filter demo test,$(MAKECMDGOALS)),)
 MAKEFLAGS += --jobs=2 $(if $(TESTING),--output-sync=line)
 else
