@@ -19,7 +19,7 @@ from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.layout.grid import Tables
 from hybrid_pages.vllm.messages import LoadEntry, LoadJob, Outcome
 from hybrid_pages.vllm.metrics import Figures
-from hybrid_pages.vllm.scheduler.loads.entry_sizes import EntrySizes
+from hybrid_pages.vllm.scheduler.loads.load_bytes import LoadBytes
 from hybrid_pages.vllm.scheduler.loads.parked import Parked
 from hybrid_pages.vllm.scheduler.loads.restores import Asking, Restores
 from hybrid_pages.vllm.scheduler.requests.keys import Keys
@@ -98,7 +98,7 @@ class Loads:
         self.cache, self.keys, self.grid, self.figures = cache, keys, keys.grid, figures
         self.restores = Restores(cache, keys, figures, wait_seconds=wait_seconds, asking=asking)
         self.columns, self.ranks = self.grid.columns(geometry), geometry.ranks
-        self.sizes = EntrySizes(geometry)
+        self.sizes = LoadBytes(geometry)
         self.kinds = {item.kind for item in geometry.classes}
         self.alone = False
         """Whether it is certain that there is no other connector."""

@@ -17,7 +17,7 @@ class _Size:
     """The bytes of each of its engine blocks."""
 
 
-class EntrySizes:
+class LoadBytes:
     """The sizes of a geometry's entries, and of their parts."""
 
     def __init__(self, geometry: Geometry) -> None:
