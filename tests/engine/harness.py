@@ -317,7 +317,8 @@ class Engine:
     @contextmanager
     def looking_away(self) -> Iterator[None]:
         """The connector finds and stores nothing: whatever hits is vLLM's own."""
-        with patched(self, "_away", True):
+        loads = self.half.connection.loads
+        with patched(self, "_away", True), patched(loads, "alone", False):
             yield
 
     @contextmanager
