@@ -4,7 +4,7 @@ from hybrid_pages.vllm.scheduler.connection import Connection
 from hybrid_pages.vllm.scheduler.loads.expected import Expected, ExpectedPrefix
 from hybrid_pages.vllm.scheduler.requests.hints import session_name
 from hybrid_pages.vllm.scheduler.requests.sessions import SessionStarts
-from hybrid_pages.vllm.scheduler.requests.tails import can_have_tails, tail_keys
+from hybrid_pages.vllm.scheduler.requests.tails import can_have_tails
 from hybrid_pages.vllm.scheduler.requests.tracked import Tracked
 
 
@@ -58,8 +58,7 @@ class Outlook:
         chain = [keys[block] for block in range(blocks)]
         rest = position - blocks * n
         if 0 < rest < n and can_have_tails(request):
-            parent = chain[-1] if chain else None
-            chain += tail_keys(request, parent, blocks * n, [rest])
+            chain += self._connection.keys.tails(tracked, blocks, [rest])
         return chain
 
     def _ends(self, tracked: Tracked, chain: list[bytes], first: int) -> list[bytes]:
@@ -73,7 +72,7 @@ class Outlook:
             for blocks, lengths in behind:
                 most = min(n - 1, request.num_tokens - blocks * n)
                 fitting = [tokens for tokens in lengths if tokens <= most]
-                ends += tail_keys(request, chain[blocks - 1], blocks * n, fitting)
+                ends += self._connection.keys.tails(tracked, blocks, fitting)
         return ends
 
     def _begin(self) -> Expected:

@@ -17,7 +17,7 @@ from hybrid_pages.vllm.layout.grid import Tables
 from hybrid_pages.vllm.messages import Outcome
 from hybrid_pages.vllm.metrics import Figures
 from hybrid_pages.vllm.scheduler.requests.keys import Keys
-from hybrid_pages.vllm.scheduler.requests.tails import can_have_tails, tail_keys
+from hybrid_pages.vllm.scheduler.requests.tails import can_have_tails
 from hybrid_pages.vllm.scheduler.requests.tracked import Tracked
 from hybrid_pages.vllm.scheduler.requests.turns import Turns
 from hybrid_pages.vllm.scheduler.spare import Spare
@@ -203,9 +203,8 @@ class StoreJobs:
         return tracked.tails[tokens]
 
     def _tail_key(self, tracked: Tracked, tokens: int) -> bytes:
-        block, rest = divmod(tokens, self.grid.block_tokens)
-        parent = tracked.keys[block - 1] if block else None
-        return tail_keys(tracked.request, parent, tokens - rest, [rest])[0]
+        blocks, rest = divmod(tokens, self.grid.block_tokens)
+        return self.keys.tails(tracked, blocks, [rest])[0]
 
     def skipped_tail(self, reason: str) -> None:
         """Called when a request's tail is not stored, with the reason."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hybrid_pages import Cache
 from hybrid_pages.vllm.scheduler.requests.keys import Keys
-from hybrid_pages.vllm.scheduler.requests.tails import can_have_tails, tail_keys
+from hybrid_pages.vllm.scheduler.requests.tails import can_have_tails
 from hybrid_pages.vllm.scheduler.requests.tracked import Place, Tracked
 
 
@@ -74,10 +74,10 @@ class Lookups:
     def _places(self, tracked: Tracked, blocks: int, lengths: list[int], most: int) -> list[Place]:
         """The places behind a boundary where tails of some lengths would end, if they were of this
         prompt."""
-        start, request, n = blocks * self.grid.block_tokens, tracked.request, self.grid.block_tokens
+        n = self.grid.block_tokens
+        start = blocks * n
         fitting = [tokens for tokens in lengths if tokens < n and start + tokens <= most]
-        before = tracked.keys[blocks - 1] if blocks else None
-        named = tail_keys(request, before, start, fitting)
+        named = self.keys.tails(tracked, blocks, fitting)
         return [
             Place(start + tokens, blocks, key) for tokens, key in zip(fitting, named, strict=True)
         ]

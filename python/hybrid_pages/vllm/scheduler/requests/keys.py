@@ -7,11 +7,13 @@ token, too.
 """
 
 import hashlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hybrid_pages._core import PrefixKeys
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.layout.grid import BlockGrid
+from hybrid_pages.vllm.scheduler.requests.tails import tail_keys
 from hybrid_pages.vllm.scheduler.requests.tracked import Tracked
 
 if TYPE_CHECKING:
@@ -50,6 +52,14 @@ class Keys:
         if request.prompt_embeds is not None:
             return 0  # the next token has no id yet
         return min(blocks, (request.num_tokens - 1) // self.grid.block_tokens)
+
+    def tails(self, tracked: Tracked, blocks: int, lengths: Sequence[int]) -> list[bytes]:
+        """The keys of tails of a request behind so many blocks, whose keys were read.
+
+        lengths: tokens of the tails, ascending.
+        """
+        parent = tracked.keys[blocks - 1] if blocks else None
+        return tail_keys(tracked.request, parent, blocks * self.grid.block_tokens, lengths)
 
     def changed(self, tracked: Tracked) -> bool:
         """Whether a session that streams its input has new input since its last step.
