@@ -70,3 +70,15 @@ def start(script: Script) -> Iterator[StartEngine]:
     yield start
     for engine in engines:
         engine.close()
+
+
+@pytest.fixture
+def ready(start: StartEngine) -> StartEngine:
+    """Starts engines whose ranks have reported: then the first request may have tails, too."""
+
+    def ready(*given: Any, **options: Any) -> Engine:
+        engine = start(*given, **options)
+        engine.generate([1, 2], max_tokens=1, hints={"store": False})
+        return engine
+
+    return ready

@@ -17,7 +17,7 @@ from simulation.shapes import BLOCK_TOKENS as N
 from simulation.shapes import SHAPES
 from test_boundaries import tokens
 from test_checkpoints import counters
-from test_tails import BACKGROUND, check, ready, tails  # noqa: F401 (a fixture)
+from test_tails import BACKGROUND, check, tails
 
 
 def free(engine: Engine) -> int:
@@ -36,7 +36,7 @@ def test_later_steps_do_not_change_what_is_stored(
     name: str,
     asynchronous: bool,
     ranks: int,
-    ready: StartEngine,  # noqa: F811
+    ready: StartEngine,
     script: Script,
 ) -> None:
     late(script)
@@ -50,7 +50,7 @@ def test_later_steps_do_not_change_what_is_stored(
 
 
 def test_the_blocks_are_held_until_the_store_has_ended(
-    ready: StartEngine,  # noqa: F811
+    ready: StartEngine,
     script: Script,
 ) -> None:
     late(script)
@@ -69,7 +69,7 @@ def test_the_blocks_are_held_until_the_store_has_ended(
 @pytest.mark.parametrize("fault", ["late", "never"])
 def test_the_byte_model_sees_a_copy_that_is_late(
     fault: str,
-    ready: StartEngine,  # noqa: F811
+    ready: StartEngine,
     script: Script,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -100,7 +100,7 @@ def test_the_byte_model_sees_a_copy_that_is_late(
 
 
 def test_a_block_that_others_need_is_not_taken(
-    ready: StartEngine,  # noqa: F811
+    ready: StartEngine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = ready(async_scheduling=False, extra=BACKGROUND)
@@ -133,7 +133,7 @@ def test_a_block_that_others_need_is_not_taken(
 
 
 def test_a_copy_that_fails_costs_its_store_alone(
-    ready: StartEngine,  # noqa: F811
+    ready: StartEngine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fails(states: StateCopies, copies: Any) -> None:

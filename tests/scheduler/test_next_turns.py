@@ -22,7 +22,7 @@ from simulation.workload import Mix, Workload
 from test_boundaries import tokens
 from test_checkpoints import LARGE, counters
 from test_resets import session
-from test_tails import BACKGROUND, ready, tails  # noqa: F401 (ready is a fixture)
+from test_tails import BACKGROUND, tails
 
 MODES = pytest.mark.parametrize("extra", [LARGE, BACKGROUND], ids=["step", "background"])
 ASYNCHRONOUS = pytest.mark.parametrize("asynchronous", [False, True])
@@ -121,7 +121,7 @@ def test_several_answers_to_one_prompt(start: StartEngine) -> None:
 
 
 @ASYNCHRONOUS
-def test_an_answer_that_a_stop_string_has_ended(ready: StartEngine, asynchronous: bool) -> None:  # noqa: F811
+def test_an_answer_that_a_stop_string_has_ended(ready: StartEngine, asynchronous: bool) -> None:
     """Only the client knows such strings. It aborts the request when it has seen one, and the next
     prompt has the answer without it: the state of the last token that both have is that of the
     prompt's end."""
@@ -138,7 +138,7 @@ def test_an_answer_that_a_stop_string_has_ended(ready: StartEngine, asynchronous
 
 
 def test_an_answer_of_a_session_that_streams_its_input(
-    ready: StartEngine,  # noqa: F811
+    ready: StartEngine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     add = Runner._add

@@ -10,7 +10,7 @@ from simulation.engine import Engine, StartEngine
 from simulation.shapes import SHAPES
 from test_boundaries import tokens
 from test_checkpoints import LARGE, counters
-from test_tails import BACKGROUND, check, ready  # noqa: F401 (a fixture)
+from test_tails import BACKGROUND, check
 
 pytestmark = pytest.mark.every_version
 
@@ -36,7 +36,7 @@ def test_what_vllm_keeps_inside_a_block_is_stored(
     name: str,
     extra: dict[str, Any],
     asynchronous: bool,
-    ready: StartEngine,  # noqa: F811
+    ready: StartEngine,
 ) -> None:
     engine = started(ready, name, extra=extra, async_scheduling=asynchronous, batched_tokens=200)
     n = engine.half.connection.grid.block_tokens
