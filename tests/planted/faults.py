@@ -121,7 +121,7 @@ CONNECTOR = [
     ),
     _scheduler(
         "a turn of a conversation gets states that nobody goes on from",
-        "others = not (parting.continues and self._is_full())",
+        "others = not (parting.continues and full)",
         "others = True",
         "test_superseded.py::test_a_full_host_takes_the_end_of_a_turn_alone",
     ),

@@ -67,15 +67,16 @@ class Checkpoints:
         if not self._steers(tracked):
             return
         stops = set(range(self.interval, last + 1, self.interval)) if self.interval else set()
-        parting, others = NOWHERE, True
-        if self.inside and self.mode == "adaptive" and can_have_tails(request):
+        inside = self.inside and can_have_tails(request)
+        full, parting = inside and self._is_full(), NOWHERE
+        if inside and self.mode == "adaptive":
             parting = self.forks.arrived(request, namespace, keys)
-            # Once the host is full, a turn of a conversation gets no states but that from which the
-            # next one will go on, and those at forks.
-            others = not (parting.continues and self._is_full())
+        # Once the host is full, a turn of a conversation gets no states but that from which the
+        # next one will go on, and those at forks.
+        others = not (parting.continues and full)
         tracked.drops = parting.drops
         if others and (
-            self.grid.cuts_elsewhere or (self.grid.exports_states and self.grid.stride > 1)
+            self.grid.cuts_elsewhere or (self.grid.exports_states and self.grid.keeps_inside)
         ):
             stops.add(last)  # the engine itself leaves or exports a state at a finer boundary
         stops |= {position // n for position in tracked.hints.checkpoint_at}
@@ -85,8 +86,8 @@ class Checkpoints:
             if others:
                 tracked.run.want([*admission.boundaries, last])
         tracked.steer(stops - {0})
-        if self.inside and can_have_tails(request):
-            self._stop_inside(tracked, parting, others)
+        if inside:
+            self._stop_inside(tracked, parting, full=full)
         if self.takes_inside and others:
             kept = {self.grid.kept_inside(tokens)} - {0}
             tracked.run.want_tails(kept)
@@ -98,7 +99,7 @@ class Checkpoints:
             self._has_evicted = self._cache.stats()["evicted_checkpoints"] > 0
         return self._has_evicted
 
-    def _stop_inside(self, tracked: Tracked, parting: Parting, others: bool) -> None:
+    def _stop_inside(self, tracked: Tracked, parting: Parting, *, full: bool) -> None:
         """Chooses where a new request gets a state inside a block: where the next one will leave
         it, or else at the end of its prompt, as long as the host is not full; where it leaves an
         earlier one; where a hint says so."""
@@ -106,7 +107,7 @@ class Checkpoints:
         tracked.fork, tracked.left_at = parting.fork, end
         if end:
             tracked.run.want_tails([end])
-        elif others and not self._is_full():
+        elif not full:
             tracked.run.want_tails([request.num_prompt_tokens])
             tracked.prompt_ends.add(request.num_prompt_tokens)
         tracked.shared.update(tracked.hints.checkpoint_at)
