@@ -135,6 +135,7 @@ EXPORT CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice device)
             case 1: *value = 1024; break;              // threads a block
             case 10: *value = 32; break;               // warp size
             case 16: *value = static_cast<int>(setting("MULTIPROCESSORS", 16)); break;
+            case 18: *value = static_cast<int>(setting("INTEGRATED", 0)); break;
             case 15: case 19: case 31: case 41: case 91: case 99: *value = 1; break;
             case 33: *value = 0x10 + device; break;    // PCI bus
             case 34: case 50: *value = 0; break;       // PCI device and domain

@@ -108,7 +108,7 @@ enum Trait : unsigned {
 CUresult call(const char* name, unsigned traits, const std::function<CUresult(Lock&)>& body);
 
 /// The value that `mock_cuda_set` set, or the environment variable `MOCK_CUDA_...`, as a number: DEVICES,
-/// CAPABILITY (90 for 9.0), MULTIPROCESSORS, DRIVER_VERSION, NUMA_NODE, NO_BATCH, NO_WORDS, NO_CUBIN,
+/// CAPABILITY (90 for 9.0), MULTIPROCESSORS, INTEGRATED, DRIVER_VERSION, NUMA_NODE, NO_BATCH, NO_WORDS, NO_CUBIN,
 /// NO_PTX, NO_PINNING, COPY_US and KERNEL_US, a pause before each; and what a driver is unkind in:
 /// REGISTER_MOST, the bytes above which registering fails, REGISTER_US, for a MiB of it, DEEP, the
 /// length from which queues make submits slow, and SERVING, while which no call may stall. From the environment alone: DELAY_US, SEED and FAIL,

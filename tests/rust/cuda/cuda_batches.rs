@@ -264,6 +264,43 @@ fn a_transfer_longer_than_a_batch_comes_back_whole() {
 }
 
 #[test]
+fn kernels_of_stores_are_launched_in_short_pieces() {
+    const BYTES: usize = (16 << 20) + 5 * 16384 + 100;
+    let mock = Mock::new();
+    let geometry = geometry(&[(ClassKind::Attention, &[BYTES])], 1);
+    let memory = mock.memory(&Dice::new(5).bytes(2 * BYTES));
+    let map = LayerMap {
+        group: 0,
+        layer: 0,
+        region: memory.region(),
+        block_stride: BYTES,
+        runs: vec![ByteRun {
+            offset: 0,
+            length: BYTES,
+        }],
+        tokens: None,
+    };
+    let arena = Arc::new(Arena::create(&geometry, BYTES, 1).unwrap());
+    for way in WAYS {
+        let maps = std::slice::from_ref(&map);
+        let layout = TransferLayout::new(Arc::clone(&geometry), 0, &[2], maps).unwrap();
+        let engine = CudaEngine::new(layout, arena.memory(0).unwrap(), &options(way)).unwrap();
+        let launches = mock.calls("cuLaunchKernel");
+        let stored = transfer_support::run(&engine, Store, vec![entry(0, &[0], &[0])]);
+        assert_eq!(mock.calls("cuLaunchKernel") - launches, 3, "{way:?}");
+        let sum = hybrid_pages::transfer::checksum(&memory.bytes()[..BYTES]);
+        assert_eq!((stored.error, stored.checksums), (None, vec![sum]));
+        // A load is waited for: in one launch it is faster.
+        let load = vec![expecting(entry(0, &[0], &[1]), sum)];
+        assert_eq!(transfer_support::run(&engine, Load, load).error, None);
+        assert_eq!(mock.calls("cuLaunchKernel") - launches, 4, "{way:?}");
+        let bytes = memory.bytes();
+        assert!(bytes[..BYTES] == bytes[BYTES..], "{way:?}");
+    }
+    assert_eq!(mock.count("violations"), 0);
+}
+
+#[test]
 fn the_driver_never_has_much_to_remember() {
     let mock = Mock::new();
     let stream = mock.stream();

@@ -334,6 +334,17 @@ fn without_kernels_copies_go_on_and_the_host_hashes() {
 }
 
 #[test]
+fn a_device_that_uses_the_memory_of_the_host_is_warned_of() {
+    let mock = Mock::new();
+    mock.set("INTEGRATED", 1);
+    let stream = mock.stream();
+    let plain = Plain::new(&mock, &options(Way::Usual)).unwrap();
+    let why = plain.engine.facts().warnings.join("\n");
+    assert!(why.contains("Mock GPU: its memory is the host's"), "{why}");
+    plain.round_trip(&stream).unwrap();
+}
+
+#[test]
 fn the_next_best_image_is_loaded_where_one_is_refused() {
     let mock = Mock::new();
     let stream = mock.stream();

@@ -10,6 +10,7 @@ use crate::error::{CudaError, Result};
 use super::table::{Driver, Handle};
 
 const MULTIPROCESSOR_COUNT: c_int = 16;
+const INTEGRATED: c_int = 18;
 const CAPABILITY_MAJOR: c_int = 75;
 const CAPABILITY_MINOR: c_int = 76;
 const CAPTURE_RELAXED: c_int = 2;
@@ -27,6 +28,8 @@ pub struct Description {
     pub capability: (u32, u32),
     /// How many multiprocessors the device has.
     pub multiprocessors: u32,
+    /// Whether the device has no memory of its own, but uses the host's.
+    pub integrated: bool,
 }
 
 impl Description {
@@ -56,6 +59,7 @@ impl Description {
             uuid: uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
             capability: (attribute(CAPABILITY_MAJOR)?, attribute(CAPABILITY_MINOR)?),
             multiprocessors: attribute(MULTIPROCESSOR_COUNT)?.max(1),
+            integrated: attribute(INTEGRATED)? != 0,
         })
     }
 }

@@ -100,6 +100,13 @@ impl CudaEngine {
             Some(pinning) => Arc::clone(pinning),
             None => Arc::new(Pinning::whole(transfers.memory().clone(), &device)?),
         };
+        if device.description().integrated {
+            warnings.push(format!(
+                "{}: its memory is the host's, so the cache takes from it what the engine itself could use \
+                 for more blocks: expected a device with memory of its own",
+                device.description().name
+            ));
+        }
         warnings.extend(pinning.error());
         let slots = pinning.join(transfers.memory())?;
         let pinned = !slots.is_pageable();

@@ -25,6 +25,9 @@ const PREFER_OVERLAP: u32 = 1;
 const MOST_OVERLAPPED: u64 = 128 << 10;
 /// `CUDA_ERROR_NOT_SUPPORTED`.
 const NOT_SUPPORTED: i32 = 801;
+/// Most tiles of a launch of a store: 8 MiB. Between two launches the device gives its multiprocessors to kernels that
+/// wait for a whole one.
+const MOST_TILES: u64 = 512;
 
 /// How the bytes of a batch move.
 pub(super) enum CopyMethod {
@@ -181,7 +184,7 @@ impl StreamPair {
                     Direction::Load => Kernel::Scatter,
                 };
                 // SAFETY: the caller promises this.
-                unsafe { module.launch(kernel, paging, &self.work)? };
+                unsafe { self.launch(module, kernel, paging)? };
                 &self.work
             }
             (CopyMethod::Kernel, None) => {
@@ -225,6 +228,30 @@ impl StreamPair {
         })
     }
 
+    /// Gives a kernel to its stream: for a load in one launch, for a store in several short ones.
+    ///
+    /// # Safety
+    /// The demands of [`Module::launch`].
+    unsafe fn launch(&self, module: &Module, kernel: Kernel, whole: Paging) -> Result<()> {
+        let most = match self.direction {
+            Direction::Store => MOST_TILES,
+            Direction::Load => u64::MAX,
+        };
+        let mut paging = whole;
+        let mut left = whole.tile_count;
+        while left > 0 {
+            paging.tile_count = left.min(most);
+            // SAFETY: the caller promises this.
+            unsafe { module.launch(kernel, paging, &self.work)? };
+            paging.first_tile += paging.tile_count;
+            if paging.digests != 0 {
+                paging.digests += paging.tile_count * size_of::<u64>() as u64;
+            }
+            left -= paging.tile_count;
+        }
+        Ok(())
+    }
+
     /// Gives copies and a kernel that computes digests to the streams; returns the stream on which the batch
     /// ends.
     ///
@@ -244,7 +271,7 @@ impl StreamPair {
             match self.direction {
                 Direction::Store => {
                     self.after(batch, &self.work)?;
-                    module.launch(Kernel::Digest, paging, &self.work)?;
+                    self.launch(module, Kernel::Digest, paging)?;
                     self.copy_all(copies, slots)?;
                     self.joined.record(&self.work)?;
                     self.bus.wait(&self.joined)?;
@@ -254,7 +281,7 @@ impl StreamPair {
                     self.copy_all(copies, slots)?;
                     self.joined.record(&self.bus)?;
                     self.work.wait(&self.joined)?;
-                    module.launch(Kernel::Digest, paging, &self.work)?;
+                    self.launch(module, Kernel::Digest, paging)?;
                     Ok(&self.work)
                 }
             }
