@@ -92,6 +92,23 @@ def test_budgets_hold_what_fits(capsys, model):
     }
 
 
+def test_what_pinned_memory_takes_of_each_gpu_is_told(capsys, model):
+    words = [model(QWEN36_27B), "--tp", "2", "--host-gb", "255"]
+
+    def huge(found: dict[str, Any]) -> bool:
+        return any("huge_pages" in row["setting"] for row in found["settings"])
+
+    found = planned(capsys, *words)
+    assert (found["page_table_bytes"], huge(found)) == (255 << 20, False)
+    (row,) = [row for row in found["settings"] if "host_gb" in row["setting"]]
+    assert "255 MiB of each GPU" in row["cost"]
+    more = planned(capsys, *words[:-1], "256")
+    assert (more["page_table_bytes"], huge(more)) == (256 << 20, True)
+    cpu = planned(capsys, *words[:-1], "256", "--device", "cpu")
+    assert (cpu["page_table_bytes"], huge(cpu)) == (0, False)
+    assert not any("GPU" in row["cost"] for row in cpu["settings"])
+
+
 def test_settings_are_whole_on_a_narrow_terminal(capsys, model):
     found = planned(capsys, model(QWEN36_27B))
     console = Console(width=40, file=io.StringIO())

@@ -77,6 +77,12 @@ def dense_tokens(plan: CachePlan, budget: int) -> int:
     return budget // (plan.page_bytes + plan.checkpoint_bytes) * plan.block_tokens
 
 
+def page_table_bytes(pinned: int) -> int:
+    """Bytes of a GPU that its page tables take for so many bytes of pinned host memory: 8 for each
+    4 KiB. vLLM does not count them."""
+    return pinned // 4096 * 8
+
+
 def full_attention_bytes(plan: CachePlan, tokens: int) -> int:
     """Bytes that a model would keep of so many tokens if each layer were full attention (or its
     widest attention, if it has no full one); without rounding to blocks."""

@@ -19,7 +19,13 @@ from hybrid_pages.plan.capacity import (
     dense_tokens,
     full_attention_bytes,
     kept,
+    page_table_bytes,
 )
+from hybrid_pages.text import size
+
+_DEFAULT_HOST_GB = 4.0
+_HUGE_PAGES_FROM_GB = 128
+"""From how much pinned memory of a rank on huge pages are worth being reserved."""
 
 
 def facts(config: Config, args: SimpleNamespace) -> dict[str, Any]:
@@ -42,6 +48,7 @@ def facts(config: Config, args: SimpleNamespace) -> dict[str, Any]:
     ]
     modes = kept(found, args.conversation, args.turns, choices.drafts)
     budgets = {"host": args.host_gb, "disk": args.disk_gb}
+    pinned = int(_host_gb(args) * GIB) // args.tp if args.device == "cuda" else 0
     return {
         "model": args.model,
         "file": config.file,
@@ -67,7 +74,7 @@ def facts(config: Config, args: SimpleNamespace) -> dict[str, Any]:
         "checkpoint_bytes": found.checkpoint_bytes,
         "checkpoint_padding_bytes": found.padding_bytes,
         "states": _states(found),
-        "settings": _settings(config, found, choices, args),
+        "settings": _settings(config, found, choices, pinned, args),
         "conversation": {"tokens": args.conversation, "turns": args.turns},
         "modes": [
             {
@@ -88,9 +95,14 @@ def facts(config: Config, args: SimpleNamespace) -> dict[str, Any]:
             for name, size in budgets.items()
             if size is not None
         },
+        "page_table_bytes": page_table_bytes(pinned),
         "break_even": _break_even(found, args),
         "memory": context,
     }
+
+
+def _host_gb(args: SimpleNamespace) -> float:
+    return _DEFAULT_HOST_GB if args.host_gb is None else float(args.host_gb)
 
 
 def choices_of(args: SimpleNamespace) -> Choices:
@@ -144,7 +156,7 @@ def _states(found: CachePlan) -> dict[str, Any] | None:
 
 
 def _settings(
-    config: Config, found: CachePlan, choices: Choices, args: SimpleNamespace
+    config: Config, found: CachePlan, choices: Choices, pinned: int, args: SimpleNamespace
 ) -> list[dict[str, str]]:
     n, rows = found.block_tokens, []
 
@@ -159,13 +171,21 @@ def _settings(
             "longer steps, and activations for as many tokens; vLLM's default may be larger "
             "already",
         )
-    host = 4.0 if args.host_gb is None else args.host_gb
+    host = _host_gb(args)
+    tables = size(page_table_bytes(pinned), ",.4g")
     row(
         f'"host_gb": {host:g}',
         f"holds {dense_tokens(found, int(host * GIB)):,} tokens with a checkpoint at every "
         "boundary",
-        "host memory of the machine, for each engine core",
+        "host memory of the machine, for each engine core"
+        + (f", and {tables} of each GPU for page tables, beside vLLM's share" if pinned else ""),
     )
+    if pinned >= _HUGE_PAGES_FROM_GB * GIB:
+        row(
+            '"huge_pages": "2M"',
+            f"{size(pinned, ',.4g')} a rank are pinned faster, and map more at a time",
+            "memory that the system has to reserve before (sysctl vm.nr_hugepages)",
+        )
     if found.checkpoint_bytes:
         row(
             '"checkpoint_mode": "adaptive"',
