@@ -3,20 +3,17 @@
 Pieces of 16 KiB to 3 MiB, 16 to 4,096 of them, out, in and both at once, on an idle GPU and beside
 a matmul that never ends. Ours (as it chooses, and each way) beside one pinned copy of as
 many bytes (the limit), the driver's batch copy, torch, CuPy, and vLLM's kernel where there is one.
-Writes JSON and a picture to `benches/results/`. A slow GPU fails nothing; wrong bytes and transfers
-that fail do, and the rest is measured all the same.
+Writes JSON and a picture to `benches/results/` and to the folder that OUT names. A slow GPU fails
+nothing; wrong bytes and transfers that fail do, and the rest is measured all the same.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import math
-import os
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -24,15 +21,13 @@ from typing import Any
 
 import torch
 
-import hybrid_pages
 from hybrid_pages import cuda
-from paging import beside, claims, report
+from paging import beside, claims, report, results
 from paging.cases import GIB, KIB, LAYERS, MIB, SIZES, Case, cases
 from paging.machine import DryMachine, Machine
 from paging.methods import LIMIT, METHODS, OURS, Method, Missing, Ours
 from paging.place import Buffers, Place
 
-RESULTS = Path(__file__).parent / "results"
 SKIPPED, FAILED = 0, 1
 BUSY_SIZES = (16 * KIB, 64 * KIB, MIB)
 WINDOW_SECONDS = 0.06
@@ -148,35 +143,15 @@ def _of(chosen: list[Case], size: int) -> list[Case]:
     return [case for case in chosen if case.size == size and case.direction == "store"]
 
 
-def facts(machine: Machine) -> dict[str, Any]:
-    """When, where, of what."""
-    commit = os.environ.get("HYBRID_PAGES_COMMIT") or _output("git", "rev-parse", "HEAD")
-    driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": commit or "unknown",
-        "driver": driver.splitlines()[0] if driver else "unknown",
-        "hybrid_pages": hybrid_pages.__version__,
-        "torch": torch.__version__,
-        **machine.describe(),
-    }
-
-
-def _output(*command: str) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    except OSError:
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--budget", type=float, default=240, help="seconds for all cases (240)")
     parser.add_argument("--rounds", type=int, default=7, help="rounds of an idle case (7)")
     parser.add_argument("--sizes", type=int, nargs="+", metavar="KIB", help="sizes of pieces")
     parser.add_argument("--only", nargs="+", choices=list(METHODS), help="these methods alone")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where JSON and PNG go")
+    parser.add_argument(
+        "--results", type=Path, default=results.RESULTS, help="where JSON and PNG go"
+    )
     parser.add_argument("--json", action="store_true", help="print the JSON, not the tables")
     parser.add_argument(
         "--dry-run", action="store_true", help="tiny sizes on the CPU: shows that it runs"
@@ -227,7 +202,9 @@ def main() -> int:
     bench.run(options.budget - (time.perf_counter() - begin))
     judged = claims.judge(bench.rows, pinned, decoded, stores)
     figures = {
-        **facts(machine),
+        **results.facts(),
+        "torch": torch.__version__,
+        **machine.describe(),
         "layers": LAYERS,
         "rounds": options.rounds,
         "missing": bench.missing,
@@ -255,25 +232,21 @@ def main() -> int:
             print(f"FAULT: {fault}")
     if bench.left_out:
         print(f"the budget left out {len(bench.left_out)} cases", file=sys.stderr)
-    if not options.dry_run:
-        write(figures, bench.rows, options.results)
+    write(figures, bench.rows, results.folders(options.results, options.dry_run))
     if not options.json:
         print(claims.summary(judged, bench.faults))
     return FAILED if bench.faults else 0
 
 
-def write(figures: dict[str, Any], rows: list[report.Row], folder: Path) -> None:
-    """`<date>-<device>.json` and `.png`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    device = figures["device"].lower().replace(" ", "-")
-    path = folder / f"{figures['date'][:10]}-gpu-paging-{device}.json"
-    path.write_text(json.dumps(figures, indent=1) + "\n")
+def write(figures: dict[str, Any], rows: list[report.Row], folders: list[Path]) -> None:
+    """JSON, and a picture beside it."""
     title = f"{figures['device']}, driver {figures['driver']}, {figures['date'][:10]}"
-    try:
-        report.picture(rows, title, path.with_suffix(".png"))
-    except ImportError as error:
-        print(f"no picture: {error}", file=sys.stderr)
-    print(f"wrote {path}")
+    for path in results.write(figures, "gpu-paging", folders):
+        try:
+            report.picture(rows, title, path.with_suffix(".png"))
+        except ImportError as error:
+            print(f"no picture: {error}", file=sys.stderr)
+        print(f"wrote {path}")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""The parts of gpu_paging.py."""
+"""The parts of gpu_paging.py and gpu_first_hour.py."""

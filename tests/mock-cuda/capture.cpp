@@ -6,6 +6,24 @@ namespace {
 
 thread_local int thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
+CUresult begin(CUstream handle) {
+    CUresult error = CUDA_SUCCESS;
+    auto stream = current() ? find_stream(handle, error) : nullptr;
+    if (!stream || stream->capturing) return CUDA_ERROR_INVALID_HANDLE;
+    stream->capturing = true;
+    stream->invalidated = false;
+    stream->capturer = std::this_thread::get_id();
+    return CUDA_SUCCESS;
+}
+
+CUresult end(CUstream handle) {
+    CUresult error = CUDA_SUCCESS;
+    auto stream = current() ? find_stream(handle, error) : nullptr;
+    if (!stream || !stream->capturing) return CUDA_ERROR_INVALID_HANDLE;
+    stream->capturing = false;
+    return stream->invalidated ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+}
+
 }  // namespace
 
 bool capture_allows(const char* name) {
@@ -64,26 +82,37 @@ EXPORT CUresult cuThreadExchangeStreamCaptureMode(int* mode) {
     });
 }
 
+EXPORT CUresult cuStreamBeginCapture_v2(CUstream handle, int mode) {
+    return call("cuStreamBeginCapture_v2", CONTEXT, [&](Lock&) -> CUresult {
+        // The mock knows no other.
+        if (mode != CU_STREAM_CAPTURE_MODE_GLOBAL) return CUDA_ERROR_INVALID_VALUE;
+        return begin(handle);
+    });
+}
+
+EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph* graph) {
+    return call("cuStreamEndCapture", CONTEXT, [&](Lock&) -> CUresult {
+        static char nothing;
+        CUresult result = end(handle);
+        *graph = result == CUDA_SUCCESS ? &nothing : nullptr;
+        return result;
+    });
+}
+
+EXPORT CUresult cuGraphDestroy(CUgraph graph) {
+    return call("cuGraphDestroy", PLAIN, [&](Lock&) { return graph ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE; });
+}
+
 // ---- what tests control ----
 
 /// Begins capturing a stream of the current context, in mode GLOBAL.
 EXPORT CUresult mock_cuda_begin_capture(CUstream handle) {
     Lock lock(mock.mutex);
-    CUresult error = CUDA_SUCCESS;
-    auto stream = current() ? find_stream(handle, error) : nullptr;
-    if (!stream || stream->capturing) return CUDA_ERROR_INVALID_HANDLE;
-    stream->capturing = true;
-    stream->invalidated = false;
-    stream->capturer = std::this_thread::get_id();
-    return CUDA_SUCCESS;
+    return begin(handle);
 }
 
 /// Ends it: 901 where something has invalidated it.
 EXPORT CUresult mock_cuda_end_capture(CUstream handle) {
     Lock lock(mock.mutex);
-    CUresult error = CUDA_SUCCESS;
-    auto stream = current() ? find_stream(handle, error) : nullptr;
-    if (!stream || !stream->capturing) return CUDA_ERROR_INVALID_HANDLE;
-    stream->capturing = false;
-    return stream->invalidated ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+    return end(handle);
 }

@@ -143,6 +143,7 @@ EXPORT CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice device)
             case 40: *value = 3; break;                // copy engines
             case 75: *value = static_cast<int>(capability / 10); break;
             case 76: *value = static_cast<int>(capability % 10); break;
+            case 97: *value = 232448; break;           // bytes of shared memory, for a block that asks for them
             case 106: *value = 32; break;              // blocks a multiprocessor
             case 134:                                  // NUMA node of the host
                 if (setting("NUMA_NODE", -2) < -1) return CUDA_ERROR_INVALID_VALUE;

@@ -19,6 +19,8 @@ typedef Event* CUevent;
 typedef Module* CUmodule;
 typedef Function* CUfunction;
 typedef unsigned long long CUdeviceptr;
+typedef unsigned long long CUmemGenericAllocationHandle;
+typedef void* CUgraph;
 
 struct CUuuid {
     char bytes[16];
@@ -27,6 +29,19 @@ struct CUuuid {
 struct CUmemLocation {
     int type;
     int id;
+};
+
+struct CUmemAllocationProp {
+    int type;
+    int requestedHandleTypes;
+    CUmemLocation location;
+    void* win32HandleMetaData;
+    unsigned char allocFlags[8];
+};
+
+struct CUmemAccessDesc {
+    CUmemLocation location;
+    int flags;
 };
 
 struct CUmemcpyAttributes {
@@ -75,6 +90,12 @@ enum {
     CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
     CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+};
+
+enum {
+    CU_MEM_ALLOCATION_TYPE_PINNED = 1,
+    CU_MEM_LOCATION_TYPE_DEVICE = 1,
+    CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
 };
 
 enum {

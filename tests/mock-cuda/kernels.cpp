@@ -33,7 +33,16 @@ Function functions[] = {
     {"hybrid_pages_gather", hybrid_pages_gather, true},
     {"hybrid_pages_scatter", hybrid_pages_scatter, true},
     {"hybrid_pages_digest", hybrid_pages_digest, false},
+    {"spin", nullptr, false},  // of benches/paging/driver.py: for so many nanoseconds
 };
+
+/// Waits as a kernel that spins does. One that has a block for each multiprocessor holds them all.
+void spin(const Turn& turn, const Stream* stream, uint64_t nanoseconds, bool everywhere) {
+    if (turn.is_over()) return;
+    if (everywhere) enter_pass(turn, stream);
+    std::this_thread::sleep_for(std::chrono::nanoseconds(nanoseconds));
+    if (everywhere) leave_pass(stream);
+}
 
 bool fits(long target) {
     long capability = setting("CAPABILITY", 90);
@@ -138,6 +147,14 @@ EXPORT CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const
     });
 }
 
+EXPORT CUresult cuFuncSetAttribute(CUfunction function, int attribute, int value) {
+    return call("cuFuncSetAttribute", CONTEXT, [&](Lock&) -> CUresult {
+        constexpr int MOST_SHARED_BYTES = 8;
+        bool known = attribute == MOST_SHARED_BYTES && value >= 0 && value <= 232448;
+        return function && known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    });
+}
+
 EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid, unsigned grid_y, unsigned grid_z,
                                unsigned threads, unsigned threads_y, unsigned threads_z, unsigned,
                                CUstream handle, void** parameters, void** extra) {
@@ -152,6 +169,15 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid, unsigned grid
         auto stream = find_stream(handle, error);
         if (!stream) return error;
         if (CUresult refused = capture_check(stream)) return refused;
+        if (!function->kernel) {
+            uint64_t nanoseconds;
+            std::memcpy(&nanoseconds, parameters[0], sizeof nanoseconds);
+            bool everywhere = grid >= setting("MULTIPROCESSORS", 16);
+            enqueue(stream, [on = stream.get(), nanoseconds, everywhere](const Turn& turn) {
+                spin(turn, on, nanoseconds, everywhere);
+            });
+            return CUDA_SUCCESS;
+        }
         Paging paging;
         std::memcpy(&paging, parameters[0], sizeof paging);
         mock.history["largest_grid"] = std::max<long>(mock.history["largest_grid"], grid);

@@ -25,6 +25,7 @@ using Ranges = std::map<uint64_t, Range>;
 std::shared_mutex& in_use = *new std::shared_mutex;
 Ranges& ranges = *new Ranges;
 Ranges& pageable = *new Ranges;  // what tests flagged; empty: any memory
+Ranges& reserved = *new Ranges;  // addresses without memory, until some is mapped there
 
 using Writer = std::unique_lock<std::shared_mutex>;
 
@@ -65,6 +66,19 @@ CUresult release(uint64_t address, Kind kind) {
     return CUDA_SUCCESS;
 }
 
+/// Mapped pieces that lie side by side are one to a copy or a kernel.
+bool is_mapped(const Context& context, uint64_t address, uint64_t bytes) {
+    for (uint64_t next = address; next < address + bytes;) {
+        auto after = ranges.upper_bound(next);
+        if (after == ranges.begin()) return false;
+        const auto& [start, range] = *std::prev(after);
+        if (range.kind != Kind::DEVICE || range.context != &context) return false;
+        if (next >= start + range.bytes) return false;
+        next = start + range.bytes;
+    }
+    return true;
+}
+
 bool is_kind(uint64_t address, bool device) {
     std::shared_lock<std::shared_mutex> reader(in_use);
     const Range* range = holding(ranges, address, 0);
@@ -85,6 +99,7 @@ bool accessible(const Context& context, uint64_t address, uint64_t bytes, Use us
         bool mapped = range->flags & CU_MEMHOSTREGISTER_DEVICEMAP;
         return (portable || range->context == &context) && (mapped || use == Use::COPY);
     }
+    if (holding(reserved, address, 1)) return is_mapped(context, address, bytes);
     if (use == Use::KERNEL || overlaps(address, bytes)) return false;
     return pageable.empty() || holding(pageable, address, bytes);
 }
@@ -92,6 +107,33 @@ bool accessible(const Context& context, uint64_t address, uint64_t bytes, Use us
 bool is_device(uint64_t address) { return is_kind(address, true); }
 
 bool is_pinned(uint64_t address) { return is_kind(address, false); }
+
+void reserve(uint64_t address, uint64_t bytes) {
+    Writer writer(in_use);
+    reserved[address] = Range{bytes, Kind::DEVICE, nullptr, 0};
+}
+
+bool unreserve(uint64_t address) {
+    Writer writer(in_use);
+    return reserved.erase(address) > 0;
+}
+
+bool is_reserved(uint64_t address, uint64_t bytes, bool empty) {
+    std::shared_lock<std::shared_mutex> reader(in_use);
+    return holding(reserved, address, bytes) && (!empty || !overlaps(address, bytes));
+}
+
+void map(uint64_t address, uint64_t bytes) {
+    Writer writer(in_use);
+    ranges[address] = Range{bytes, Kind::DEVICE, current(), 0};
+}
+
+bool unmap(uint64_t address, uint64_t bytes, const std::function<bool()>& release) {
+    Writer writer(in_use);
+    auto first = ranges.lower_bound(address), last = ranges.lower_bound(address + bytes);
+    ranges.erase(first, last);
+    return release();
+}
 
 long live_memory(const std::string& name) {
     std::shared_lock<std::shared_mutex> reader(in_use);
@@ -118,6 +160,14 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
     return call("cuMemFree_v2", CONTEXT | UNSAFE | RELEASE | STALLS, [&](Lock& lock) {
         drain_all(lock);
         return release(address, Kind::DEVICE);
+    });
+}
+
+EXPORT CUresult cuMemGetInfo_v2(size_t* unused, size_t* all) {
+    return call("cuMemGetInfo_v2", CONTEXT, [&](Lock&) {
+        *all = size_t{1} << 36;
+        *unused = *all / 2;
+        return CUDA_SUCCESS;
     });
 }
 

@@ -126,6 +126,9 @@ void enqueue(const std::shared_ptr<Stream>& stream, std::function<void(const Tur
 void drain(Lock& lock, const std::shared_ptr<Stream>& stream);
 /// Waits for all that the current context's streams were given, as every free does.
 void drain_all(Lock& lock);
+/// Between these, a stream holds all multiprocessors.
+void enter_pass(const Turn& turn, const Stream* stream);
+void leave_pass(const Stream* stream);
 /// Whether a pass holds all multiprocessors; a kernel of another stream waits for it.
 void await_pass(const Turn& turn, const Stream* stream, int priority);
 /// Sleeps a random while, within the bound that was set.
@@ -144,6 +147,14 @@ bool is_pinned(uint64_t address);
 /// While it is held, nothing is freed or unregistered.
 std::shared_ptr<void> memory_in_use();
 long live_memory(const std::string& kind);
+
+/// Addresses in which memory can be mapped. What is mapped there is memory of the device.
+void reserve(uint64_t address, uint64_t bytes);
+bool unreserve(uint64_t address);
+bool is_reserved(uint64_t address, uint64_t bytes, bool empty = false);
+void map(uint64_t address, uint64_t bytes);
+/// Forgets what is mapped there, and releases it while nothing uses memory.
+bool unmap(uint64_t address, uint64_t bytes, const std::function<bool()>& release);
 
 /// Result of a fault injected into the current call: the code that its operation will end with.
 CUresult take_late_fault();

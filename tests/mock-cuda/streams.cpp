@@ -144,6 +144,21 @@ void drain_all(Lock& lock) {
     if (context && context->legacy) drain(lock, context->legacy);
 }
 
+void enter_pass(const Turn& turn, const Stream* stream) {
+    Lock lock(mock.mutex);
+    passes.push_back(Pass{stream, &turn.context});
+}
+
+void leave_pass(const Stream* stream) {
+    Lock lock(mock.mutex);
+    for (auto it = passes.begin(); it != passes.end(); ++it) {
+        if (it->stream != stream) continue;
+        passes.erase(it);
+        break;
+    }
+    mock.changed.notify_all();
+}
+
 void await_pass(const Turn& turn, const Stream* stream, int priority) {
     // Blocks of the greatest priority get in as soon as any block of the pass ends.
     if (priority < 0) return;
@@ -348,22 +363,15 @@ EXPORT uint64_t mock_cuda_pass(CUstream handle, long microseconds) {
     if (!stream) return 0;
     auto hold = std::make_shared<Hold>();
     if (microseconds == 0) holds[++count] = hold;
-    enqueue(stream, [hold, microseconds, pass = Pass{stream.get(), stream->context}](const Turn& turn) {
-        Lock lock(mock.mutex);
-        passes.push_back(pass);
+    enqueue(stream, [hold, microseconds, on = stream.get()](const Turn& turn) {
+        enter_pass(turn, on);
         if (microseconds) {
-            lock.unlock();
             std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
-            lock.lock();
         } else {
+            Lock lock(mock.mutex);
             await(lock, turn, [&] { return hold->released; });
         }
-        for (auto it = passes.begin(); it != passes.end(); ++it) {
-            if (it->stream != pass.stream) continue;
-            passes.erase(it);
-            break;
-        }
-        mock.changed.notify_all();
+        leave_pass(on);
     });
     return microseconds ? 0 : count;
 }
