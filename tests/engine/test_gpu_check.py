@@ -47,14 +47,28 @@ def bench(**environment: str) -> tuple[int, str]:
 def claims(said: str) -> list[tuple[str, str, str]]:
     """Each claim, the worst that was found, and the verdict."""
     row = r"^\| (.+?) \| [-0-9.]+ \| (.*?) \| .*? \| (.+?) \|$"
-    return re.findall(row, said, re.MULTILINE)
+    return re.findall(row, said.rpartition("==> benchmark")[2], re.MULTILINE)
 
 
-def test_the_check_runs_every_stage_and_judges_every_claim() -> None:
-    status, said = check()
+def sanitizer(folder: Path, says: str) -> str:
+    """A compute-sanitizer that says one thing and fails."""
+    program = folder / "compute-sanitizer"
+    program.write_text(f"#!/bin/sh\necho '{says}'\nexit 1\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_the_check_runs_every_stage_and_judges_every_claim(tmp_path: Path) -> None:
+    refuses = sanitizer(tmp_path, "========= Error: Device not supported. Please refer to")
+    status, said = check(OUT=str(tmp_path / "out"), COMPUTE_SANITIZER=refuses)
     assert status == 0, said
     assert "FAILED" not in said
-    assert "skipped: a dry run" in said
+    assert "==> will be skipped: transformers: a dry run" in said
+    for tool in ("memcheck", "racecheck"):
+        assert f"    {tool}: skipped: compute-sanitizer says 'Device not supported'" in said
+    assert (tmp_path / "out" / "gpu-check.log").read_text() == said
+    kinds = sorted(path.suffix for path in (tmp_path / "out").iterdir())
+    assert kinds == [".json", ".json", ".log", ".png"]
     rows = claims(said)
     verdicts = {claim: verdict for claim, _, verdict in rows}
     assert len(verdicts) == 10, said
@@ -65,6 +79,22 @@ def test_the_check_runs_every_stage_and_judges_every_claim() -> None:
     for what in ("pinned a second", "p99 of decode steps", "ten parts in flight"):
         assert any(what in claim for claim in measured), what
     assert re.search(r"^    benchmark: claims: \d+ not measured, .*supported$", said, re.MULTILINE)
+
+
+def test_a_sanitizer_that_finds_something_fails_the_check(tmp_path: Path) -> None:
+    finds = sanitizer(tmp_path, "========= ERROR SUMMARY: 1 error")
+    status, said = check(COMPUTE_SANITIZER=finds, GPU_CHECK_ONLY="memcheck")
+    assert status == 1
+    assert said.splitlines()[-1] == "    memcheck: FAILED with 1: ========= ERROR SUMMARY: 1 error"
+
+
+def test_a_check_in_which_nothing_can_run_has_failed() -> None:
+    status, said = check(GPU_CHECK_ONLY="memcheck")
+    assert status == 1
+    assert said.splitlines()[-2:] == [
+        "    memcheck: skipped: a dry run",
+        "==> FAILED: no stage could run",
+    ]
 
 
 @pytest.mark.long
