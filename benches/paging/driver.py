@@ -17,7 +17,7 @@ _DYNAMIC_SHARED = 8
 # translates it.
 _SPIN = b"""
 .version 7.0
-.target sm_80
+.target sm_75
 .address_size 64
 .visible .entry spin(.param .u64 nanoseconds)
 {

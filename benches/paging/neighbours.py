@@ -28,7 +28,7 @@ def _sizes(tiny: bool) -> tuple[int, int]:
     """Bytes to pin, and of a slot."""
     if tiny:
         return 16 * MIB, 64 << 10
-    return min(8 * GIB, free_memory().nbytes // 4 // GIB * GIB), MIB
+    return min(8 * GIB, free_memory().nbytes // 4 // GIB * GIB or 256 * MIB), MIB
 
 
 def launches(driver: Driver, stream: int, running: threading.Event) -> dict[str, float]:

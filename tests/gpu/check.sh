@@ -33,6 +33,17 @@ say() { printf '==> %s\n' "$*"; }
 
 skip() { summary+=("$1: skipped: $2"); }
 
+# Unpacks wheels into the folder that Python then finds first.
+install() {
+    local one
+    if "$python" -c 'import pip' 2>/dev/null; then
+        "$python" -m pip install --quiet --no-index --no-deps --no-compile --disable-pip-version-check \
+            --no-cache-dir --upgrade --target "$site" "$@"
+    else
+        for one in "$@"; do "$python" -m zipfile -e "$one" "$site" || return 1; done
+    fi
+}
+
 # Seconds that stages before the benchmark may still take.
 left() { echo $((whole - kept - SECONDS + began)); }
 
@@ -75,16 +86,12 @@ if [ -z "$dry" ] || [ -n "$wheel" ]; then
     fi
     say "installing $wheel"
     rm -rf "$site"
-    wheels=("$wheel")
+    install "$wheel" || exit 2
+    others=()
     for other in .cache/gpu-wheels/*.whl; do
-        [ ! -f "$other" ] || wheels+=("$other")
+        [ ! -f "$other" ] || others+=("$other")
     done
-    if "$python" -c 'import pip' 2>/dev/null; then
-        "$python" -m pip install --quiet --no-index --no-deps --no-compile --disable-pip-version-check \
-            --no-cache-dir --target "$site" "${wheels[@]}" || exit 2
-    else
-        for one in "${wheels[@]}"; do "$python" -m zipfile -e "$one" "$site" || exit 2; done
-    fi
+    ((${#others[@]} == 0)) || install "${others[@]}" || say "not installed: what is in .cache/gpu-wheels/"
     export PYTHONPATH=$site
 fi
 export PYTHONUNBUFFERED=1
@@ -109,7 +116,9 @@ done <<<"$wants"
 # Without the plugins of pyproject.toml, which the machine's pytest may be too old to find.
 pytest=("$python" -m pytest -o addopts=--strict-markers -p no:cacheprovider -q -rs)
 "$python" -c 'import pytest_timeout' 2>/dev/null && pytest+=(--timeout 120)
-stage "tests" 200 "${pytest[@]}" tests/gpu ${dry:+-k alignment}
+connector=tests/gpu/test_connector.py
+stage "tests" 200 "${pytest[@]}" tests/gpu --ignore "$connector" ${dry:+-k alignment}
+stage "connector" 150 "${pytest[@]}" "$connector"
 stage "transformers" 120 "${pytest[@]}" tests/transformers/test_gpu.py -k qwen3.5
 
 budget=$(($(left) - 10))

@@ -36,6 +36,14 @@ def transformers() -> str | None:
     return "a dry run" if DRY else library("hybrid_pages.transformers")
 
 
+def vllm() -> str | None:
+    """Why the connector can't be tested."""
+    if DRY:
+        return "a dry run"
+    why = library("vllm")
+    return why and f"{why} (make gpu-wheels collects vLLM's files)"
+
+
 def sanitizer() -> str | None:
     """Why compute-sanitizer can't run. In a dry run it does only if it is named."""
     named = os.environ.get("COMPUTE_SANITIZER")
@@ -53,6 +61,7 @@ def main() -> None:
         "tests": pytest or numpy,
         "tests of torch's arrays": torch,
         "tests of CuPy's arrays": torch or library("cupy"),
+        "connector": pytest or torch or vllm(),
         "transformers": pytest or torch or transformers(),
         "memcheck": numpy or sanitizer(),
         "racecheck": numpy or sanitizer(),
