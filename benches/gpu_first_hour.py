@@ -83,7 +83,9 @@ def run(name: str, dry: bool, seconds: float) -> dict[str, Any]:
     if not found or process.returncode:
         why = next((line for line in reversed(lines) if line.strip()), "it said nothing")
         raise RuntimeError(f"ended with {process.returncode}: {why}")
-    answer: dict[str, Any] = json.loads(found[-1].removeprefix(_MARK))
+    text = found[-1].removeprefix(_MARK)
+    # Nobody reads more digits than these.
+    answer: dict[str, Any] = json.loads(text, parse_float=lambda one: float(f"{float(one):.4g}"))
     return answer
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from paging.cases import KIB, MIB
 from paging.driver import Driver, latencies, share
@@ -21,7 +22,8 @@ def _measure(driver: Driver, tiny: bool, act: Callable[[], object], question: st
     seconds = 0.1 if tiny else 1.5
     stream = driver.stream()
     usual = share(latencies(act, seconds / 3), 0.5)
-    values, facts = {}, {"alone, ms": usual, "MiB of a store": page * blocks / 4 / MIB}
+    values: dict[str, float] = {}
+    facts: dict[str, Any] = {"alone, ms": usual, "MiB of a store": page * blocks / 4 / MIB}
     for way, below in WAYS.items():
         place = Plain(memory, page, blocks, below)
         if below == KERNELS and not place.has_kernels:

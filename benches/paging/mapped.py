@@ -54,7 +54,8 @@ class Mapped:
 
 
 def _each_way(driver: Driver, check: Callable[[Mapped, Plain, int], int], key: str) -> Found:
-    wrong, facts = 0, {}
+    wrong = 0
+    facts: dict[str, Any] = {}
     stream = driver.stream()
     for way, below in WAYS.items():
         mapped = Mapped(driver)
@@ -122,12 +123,9 @@ def _unmapped(driver: Driver, way: str) -> Found:
     place.store(stream)
     mapped.unmap()
     taken = 0
-    for name, engine in (
-        ("a new engine", lambda: mapped.place(WAYS[way])),
-        ("the old engine", lambda: place),
-    ):
+    for name, old in (("a new engine", None), ("the old engine", place)):
         try:
-            engine().store(stream)
+            (old or mapped.place(WAYS[way])).store(stream)
             taken += 1
             facts[name] = "stores without an error"
         except Exception as error:
@@ -161,8 +159,8 @@ def expandable(driver: Driver, tiny: bool) -> Found:
         raise Missing(str(error)) from error
     if not torch.cuda.is_available():
         raise Missing("torch sees no CUDA device")
-    stream, wrong, facts = driver.stream(), 0, {}
-    nbytes = 96 << 20
+    facts: dict[str, Any] = {}
+    stream, wrong, nbytes = driver.stream(), 0, 96 << 20
     for turn in range(2):
         # The first tensor makes the segment; the second one makes it grow.
         small = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import platform
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ def facts() -> dict[str, Any]:
         "commit": commit or "unknown",
         "driver": driver.splitlines()[0] if driver else "unknown",
         "hybrid_pages": hybrid_pages.__version__,
+        "kernel": platform.release(),
+        "processors": os.cpu_count(),
     }
 
 

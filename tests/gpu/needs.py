@@ -65,6 +65,7 @@ def main() -> None:
         "transformers": pytest or torch or transformers(),
         "memcheck": numpy or sanitizer(),
         "racecheck": numpy or sanitizer(),
+        "odd-shapes": numpy if DRY else None,
         "first-hour: expandable segments": torch,
         "benchmark": torch or numpy,
         "benchmark: CuPy": torch or library("cupy"),

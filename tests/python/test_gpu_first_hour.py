@@ -89,6 +89,16 @@ def test_a_measurement_that_fails_is_named_and_the_rest_goes_on(mock_library, tm
     assert "; failed: mapped, unmapped-copies" in said.splitlines()[-1]
 
 
+def test_launches_that_wait_for_a_registration_show(mock_library, tmp_path):
+    """The mock registers 16 MiB in one call, and all other calls wait for it."""
+    status, said, written = first_hour(
+        mock_library, tmp_path, "--only", "pinning", MOCK_CUDA_REGISTER_US="5000"
+    )
+    assert status == 0, said
+    assert written["answers"]["launch"] > 50
+    assert "launches wait for a piece" in said
+
+
 def test_what_the_time_does_not_reach_is_named(mock_library, tmp_path):
     status, said, written = first_hour(mock_library, tmp_path, "--only", "capture", "--budget", "0")
     assert (status, written["left_out"], written["answers"]) == (0, ["capture"], {})
