@@ -20,8 +20,9 @@ HEADERS = ("digest.cuh", "paging.h")
 KERNELS = ("hybrid_pages_gather", "hybrid_pages_scatter", "hybrid_pages_digest")
 # Beside the architecture.
 OPTIONS = ("--std=c++17",)
-# A cubin runs on GPUs of its major version and at least its minor one; PTX on all from its own on.
-CUBINS = ("sm_80", "sm_90", "sm_100", "sm_120")
+# A cubin runs on GPUs of its major version and at least its minor one; that of Tegra (sm_87) on
+# Tegra alone, and no other there. PTX runs on all GPUs from its own version on.
+CUBINS = ("sm_75", "sm_80", "sm_87", "sm_90", "sm_100", "sm_120")
 PTX = "compute_80"
 
 FOLDER = Path(__file__).parent

@@ -33,7 +33,7 @@ def test_every_image_is_the_reported_one():
     assert found == {name: image["sha256"] for name, image in REPORT["images"].items()}
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100", "sm_120"])
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_87", "sm_90", "sm_100", "sm_120"])
 def test_no_kernel_spills_and_two_blocks_fit(architecture):
     kernels = REPORT["images"][f"{architecture}.cubin"]["kernels"]
     assert kernels.keys() == KERNELS

@@ -3,7 +3,8 @@
 /// The format of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ImageKind {
-    /// Machine code: for GPUs of the same major version and at least the same minor one.
+    /// Machine code: for GPUs of the same major version and at least the same minor one. Machine code for Tegra runs
+    /// on no other GPU, nor that of others on Tegra.
     Cubin,
     /// Intermediate code that the driver compiles: for GPUs of at least this version, and drivers no older
     /// than the compiler.
@@ -36,11 +37,16 @@ macro_rules! cubin {
     };
 }
 
-static IMAGES: [Image; 5] = [
+/// Compute capabilities of Tegra: Orin, and Thor as it was numbered before CUDA 13.
+const TEGRA: [(u32, u32); 2] = [(8, 7), (10, 1)];
+
+static IMAGES: [Image; 7] = [
     cubin!(12, 0),
     cubin!(10, 0),
     cubin!(9, 0),
+    cubin!(8, 7),
     cubin!(8, 0),
+    cubin!(7, 5),
     Image {
         arch: (8, 0),
         kind: ImageKind::Ptx,
@@ -57,8 +63,12 @@ pub fn images() -> &'static [Image] {
 /// The images that a GPU of this compute capability may run, best first. A driver may reject an image that is newer
 /// than the driver.
 pub fn candidates(major: u32, minor: u32) -> impl Iterator<Item = &'static Image> {
+    let is_tegra = |arch| TEGRA.contains(&arch);
     images().iter().filter(move |image| match image.kind {
-        ImageKind::Cubin => image.arch.0 == major && image.arch.1 <= minor,
+        ImageKind::Cubin => {
+            let same_kind = is_tegra(image.arch) == is_tegra((major, minor));
+            image.arch.0 == major && image.arch.1 <= minor && same_kind
+        }
         ImageKind::Ptx => image.arch <= (major, minor),
     })
 }
@@ -78,6 +88,7 @@ mod tests {
         let ptx = (ImageKind::Ptx, (8, 0));
         for (gpu, cubin) in [
             ((8, 0), (8, 0)),
+            ((8, 7), (8, 7)),
             ((8, 9), (8, 0)),
             ((9, 0), (9, 0)),
             ((10, 3), (10, 0)),
@@ -86,7 +97,9 @@ mod tests {
             assert_eq!(chosen(gpu.0, gpu.1), [(ImageKind::Cubin, cubin), ptx]);
         }
         assert_eq!(chosen(11, 0), [ptx]);
-        assert_eq!(chosen(7, 5), []);
+        assert_eq!(chosen(10, 1), [ptx]);
+        assert_eq!(chosen(7, 5), [(ImageKind::Cubin, (7, 5))]);
+        assert_eq!(chosen(7, 2), []);
     }
 
     #[test]
