@@ -44,9 +44,11 @@ void spin(const Turn& turn, const Stream* stream, uint64_t nanoseconds, bool eve
     if (everywhere) leave_pass(stream);
 }
 
+/// Code of Tegra (Orin) runs on no other GPU, nor that of others on Tegra.
 bool fits(long target) {
     long capability = setting("CAPABILITY", 90);
-    return target / 10 == capability / 10 && target % 10 <= capability % 10;
+    bool same_kind = (target == 87) == (capability == 87);
+    return target / 10 == capability / 10 && target % 10 <= capability % 10 && same_kind;
 }
 
 /// A cubin says its architecture in the low or, since 2025, the second byte of its ELF flags; PTX in
@@ -100,7 +102,20 @@ bool is_sound(const Context& context, const Function& function, const Paging& pa
            (!digests || accessible(context, digests, 8 * paging.tile_count, Use::KERNEL));
 }
 
-void run(const Turn& turn, const Function& function, const Paging& paging, unsigned grid) {
+void spoil(uint64_t address) { *reinterpret_cast<unsigned char*>(address) += 1; }
+
+/// What WRONG asks for, in kernels of which all else is right: 1 a byte that a gather wrote, 2 one that a scatter
+/// wrote, 3 one beside those, 4, 5 and 6 the last digest of a gather, a scatter, a digest.
+void go_wrong(const Function& function, const Paging& paging, long wrong) {
+    long kernel = &function - functions;
+    const Strided& strided = paging.strided[paging.strided_count - 1];
+    if (wrong == 1 && kernel == 0) spoil(paging.packed[paging.packed_count - 1].address);
+    if (wrong == 2 && kernel == 1) spoil(strided.address);
+    if (wrong == 3 && kernel == 1) spoil(strided.address + strided.run);
+    if (wrong == kernel + 4 && paging.digests) paging.digests[paging.tile_count - 1] += 1;
+}
+
+void run(const Turn& turn, const Function& function, const Paging& paging, unsigned grid, long wrong) {
     auto using_it = memory_in_use();
     if (turn.is_over()) return;
     if (!is_sound(turn.context, function, paging)) {
@@ -114,6 +129,7 @@ void run(const Turn& turn, const Function& function, const Paging& paging, unsig
         blockIdx = {block, 0, 0};
         function.kernel(paging);
     }
+    go_wrong(function, paging, wrong);
 }
 
 }  // namespace
@@ -182,13 +198,14 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid, unsigned grid
         std::memcpy(&paging, parameters[0], sizeof paging);
         mock.history["largest_grid"] = std::max<long>(mock.history["largest_grid"], grid);
         std::chrono::microseconds pause(setting("KERNEL_US", 0));
+        long wrong = setting("WRONG", 0);
         auto in = [on = stream.get(), priority = stream->priority](const Turn& turn) {
             await_pass(turn, on, priority);
         };
-        enqueue(stream, [function, paging, grid, pause, in](const Turn& turn) {
+        enqueue(stream, [function, paging, grid, pause, wrong, in](const Turn& turn) {
             in(turn);
             std::this_thread::sleep_for(pause);
-            run(turn, *function, paging, grid);
+            run(turn, *function, paging, grid, wrong);
         });
         return CUDA_SUCCESS;
     });

@@ -1,12 +1,16 @@
-//! Loads the kernels that fit a device.
+//! Loads the kernels that fit a device, and proves them.
 
 use std::sync::Arc;
 
 use crate::driver::Device;
 use crate::error::{CudaError, Result};
-use crate::kernels::{Module, image};
+use crate::kernels::{Module, image, prove};
 
-/// Loads the first image that the device accepts. If it accepts none, adds a warning and returns `None`.
+/// Loads the first image that the device accepts. Without one, or if it fails its proof, adds a warning and returns
+/// `None`.
+///
+/// # Errors
+/// [`CudaError::Driver`] if the device breaks.
 pub(super) fn load(
     device: &Arc<Device>,
     share: f64,
@@ -17,14 +21,19 @@ pub(super) fn load(
     let (major, minor) = device.description().capability;
     let mut rejected = Vec::new();
     for image in image::candidates(major, minor) {
-        match Module::load(device, image.bytes, blocks) {
-            Ok(module) => return Ok(Some(module)),
-            Err(error) if is_of_image(&error) => rejected.push(error.to_string()),
-            Err(error) => return Err(error),
+        match load_proven(device, image.bytes) {
+            Ok(module) => return Ok(Some(module.with_blocks(blocks))),
+            Err(error) if error.is_sticky() => return Err(error),
+            Err(error) => {
+                rejected.push(error.to_string());
+                if !is_of_image(&error) {
+                    break;
+                }
+            }
         }
     }
     let why = if rejected.is_empty() {
-        "expected 8.0 or newer".into()
+        "expected 7.5 or newer".into()
     } else {
         rejected.join("; ")
     };
@@ -33,6 +42,12 @@ pub(super) fn load(
          checksums are computed on the host: {why}"
     ));
     Ok(None)
+}
+
+fn load_proven(device: &Arc<Device>, image: &[u8]) -> Result<Module> {
+    let module = Module::load(device, image)?;
+    prove(device, &module)?;
+    Ok(module)
 }
 
 /// Whether the driver rejected the image that it was given, by `CUresult`: invalid image, no binary

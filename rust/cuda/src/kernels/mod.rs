@@ -3,6 +3,8 @@
 pub mod abi;
 pub mod image;
 mod module;
+mod proof;
 pub mod twin;
 
 pub(crate) use module::{Kernel, Module};
+pub(crate) use proof::prove;

@@ -42,8 +42,8 @@ impl Module {
         c"hybrid_pages_digest",
     ];
 
-    /// Loads an image: a cubin, or PTX that ends with a zero. Launches take at most `blocks` CUDA blocks.
-    pub(crate) fn load(device: &Arc<Device>, image: &[u8], blocks: u32) -> Result<Self> {
+    /// Loads an image: a cubin, or PTX that ends with a zero. Launches take one CUDA block each.
+    pub(crate) fn load(device: &Arc<Device>, image: &[u8]) -> Result<Self> {
         let _entered = device.enter()?;
         let driver = device.driver();
         let mut module = ptr::null_mut();
@@ -61,13 +61,19 @@ impl Module {
             device: Arc::clone(device),
             module,
             functions: [ptr::null_mut(); 3],
-            blocks,
+            blocks: 1,
         };
         for (name, function) in Self::NAMES.iter().zip(&mut loaded.functions) {
             // SAFETY: a place for a function; the name is a C string.
             unsafe { driver.module_function(&raw mut *function, module, name.as_ptr())? };
         }
         Ok(loaded)
+    }
+
+    /// The same, whose launches take at most `blocks` CUDA blocks each.
+    pub(crate) fn with_blocks(mut self, blocks: u32) -> Self {
+        self.blocks = blocks;
+        self
     }
 
     /// Gives a launch to a stream. The context must be entered.
