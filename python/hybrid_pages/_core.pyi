@@ -38,6 +38,7 @@ from hybrid_pages._stubs.cuda import (
     Pinning,
     cuda_devices,
     device_numa_node,
+    started_cuda_devices,
 )
 from hybrid_pages._stubs.disk import (
     DISK_LATENCY_LIMITS_US,
@@ -164,6 +165,7 @@ __all__ = [
     "replay_traces",
     "route_trace",
     "run_fleets",
+    "started_cuda_devices",
     "tail_key",
 ]
 

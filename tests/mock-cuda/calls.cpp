@@ -21,7 +21,7 @@ struct Fault {
     int mode;
 };
 
-const pid_t home = getpid();
+std::atomic<pid_t> home{0};  // the process that started the driver; its forks can't use it
 std::atomic<long> foreign_calls{0};
 std::multimap<std::string, Fault> faults;
 std::map<std::string, long> calls_of;
@@ -60,7 +60,14 @@ CUresult strike(const std::string& name, int& mode) {
     return true;
 }();
 
+bool is_foreign() {
+    pid_t started = home;
+    return started != 0 && started != getpid();
+}
+
 }  // namespace
+
+void note_start() { home = getpid(); }
 
 long setting(const char* name, long otherwise) {
     if (auto found = settings.find(name); found != settings.end()) return found->second;
@@ -82,7 +89,7 @@ void fail_context(Context& context, CUresult code) {
 }
 
 CUresult call(const char* name, unsigned traits, const std::function<CUresult(Lock&)>& body) {
-    if (getpid() != home) {
+    if (is_foreign()) {
         // The mutex may be locked for ever by a thread that a fork left behind.
         ++foreign_calls;
         return CUDA_ERROR_NOT_INITIALIZED;
@@ -130,7 +137,7 @@ EXPORT void mock_cuda_outside(int change) { outside += change; }
 
 /// Calls of a function since the last reset; of all functions for null.
 EXPORT long mock_cuda_calls(const char* function) {
-    if (getpid() != home) return foreign_calls;
+    if (is_foreign()) return foreign_calls;
     Lock lock(mock.mutex);
     if (function) return calls_of[function];
     long all = 0;

@@ -82,6 +82,7 @@ EXPORT CUresult cuInit(unsigned flags) {
         if (devices == 0) return CUDA_ERROR_NO_DEVICE;
         if (mock.initialised) return CUDA_SUCCESS;
         mock.initialised = true;
+        note_start();
         mock.contexts = std::vector<Context>(devices);
         for (long i = 0; i < devices; ++i) mock.contexts[i].device = static_cast<CUdevice>(i);
         return CUDA_SUCCESS;

@@ -118,6 +118,9 @@ long setting(const char* name, long otherwise);
 /// Says it on stderr and counts it: a use of the API that a driver need not notice.
 void violation(const std::string& what);
 
+/// From now on the driver is this process's: it does not work in forks.
+void note_start();
+
 Context* current();
 
 /// Null, and `error` says why, where the handle is not one of the current context.

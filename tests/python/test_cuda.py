@@ -1,9 +1,14 @@
 """Without an NVIDIA driver, or with one that lacks something, there is a reason."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from hybrid_pages import CudaError, TransferError, cuda
 from hybrid_pages._core import CudaDevice, cuda_devices
+from hybrid_pages.adapter import cuda as adapter
 
 
 def pretend(monkeypatch, library):
@@ -33,6 +38,53 @@ def test_asking_whether_there_is_a_device_makes_no_context(mock):
     assert cuda.is_available()
     assert mock.calls("cuDevicePrimaryCtxRetain") == before
     assert [device.ordinal for device in cuda.devices()] == list(range(CudaDevice.count()))
+
+
+@pytest.mark.parametrize(
+    ("ask", "left"),
+    [
+        ("(cuda.is_available(), cuda.reason())", "(True, None) True"),
+        ("[device.ordinal for device in cuda.devices()]", "[0, 1] False"),
+    ],
+)
+def test_a_fork_can_use_the_driver_unless_it_was_started_before(mock, ask, left):
+    program = f"""
+import os
+from hybrid_pages import cuda
+from hybrid_pages._core import CudaDevice
+print({ask}, flush=True, end=" ")
+if (child := os.fork()) == 0:
+    os._exit(CudaDevice.count())
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2)
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == left, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [
+        ({"MOCK_CUDA_DEVICES": "0"}, "cuInit failed: CUDA_ERROR_NO_DEVICE (100)"),
+        ({"MOCK_CUDA_FAIL": "cuDeviceGetCount:1:999;cuDeviceGetCount:2:999"}, "(999)"),
+    ],
+)
+def test_a_driver_that_another_process_asks_says_why_there_is_no_device(mock, variables, why):
+    program = "from hybrid_pages import cuda; print(cuda.reason(), cuda.is_available())"
+    command = [sys.executable, "-c", program]
+    environment = os.environ | variables
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=True, env=environment
+    )
+    assert why in done.stdout and done.stdout.endswith(" False\n"), done.stderr
+
+
+def test_no_process_that_could_ask_is_a_reason(mock, monkeypatch):
+    monkeypatch.setattr(adapter, "started_cuda_devices", lambda: None)
+    monkeypatch.setattr(adapter, "_found", set())
+    for executable, why in [("/nowhere/python", "No such file"), ("/bin/false", "exit status 1")]:
+        monkeypatch.setattr(adapter, "get_executable", lambda path=executable: path)
+        assert why in cuda.reason()
 
 
 def test_a_driver_that_fails_or_has_no_devices_says_so(mock):

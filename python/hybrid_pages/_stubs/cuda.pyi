@@ -14,7 +14,8 @@ class CudaDevice:
 
     @staticmethod
     def count() -> int:
-        """How many devices this process can use. Creates no CUDA context.
+        """How many devices this process can use. Creates no CUDA context, but starts the driver:
+        processes that fork off later cannot use it.
 
         Raises CudaError without a driver, or if one of its functions fails.
         """
@@ -169,12 +170,21 @@ class CudaEngine(_Engine):
 
     @property
     def kernels(self) -> bool:
-        """Whether the device could load the kernels. Without them, the host computes checksums."""
+        """Whether kernels are used: the device could load them, and they proved at the start that
+        they work. Without them, the host computes checksums."""
 
 def cuda_devices() -> list[CudaDevice]:
-    """The devices that this process can use, in order. Creates a CUDA context for a moment.
+    """The devices that this process can use, in order. Creates no CUDA context, but starts the
+    driver: processes that fork off later cannot use it.
 
     The driver is `libcuda.so.1`, or the library that the environment names in HYBRID_PAGES_LIBCUDA.
+
+    Raises CudaError without a driver, or if one of its functions fails.
+    """
+
+def started_cuda_devices() -> int | None:
+    """How many devices this process can use, if anybody in it has started the driver; None if
+    nobody has. Starts nothing.
 
     Raises CudaError without a driver, or if one of its functions fails.
     """

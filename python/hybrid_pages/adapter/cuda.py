@@ -1,6 +1,17 @@
 """CUDA devices, and the streams of other libraries as the driver knows them."""
 
-from hybrid_pages._core import CudaDevice, CudaError, InvalidArgumentError, cuda_devices
+import os
+import subprocess
+from multiprocessing.spawn import get_executable
+
+from hybrid_pages import _core
+from hybrid_pages._core import (
+    CudaDevice,
+    CudaError,
+    InvalidArgumentError,
+    cuda_devices,
+    started_cuda_devices,
+)
 
 # Where torch, CuPy before 14 and numba keep the handle.
 _ATTRIBUTES = ("cuda_stream", "ptr", "handle")
@@ -45,7 +56,10 @@ def _checked(handle: object) -> int:
 
 
 def devices() -> list[CudaDevice]:
-    """The devices that this process can use; none where :func:`reason` gives a reason."""
+    """The devices that this process can use; none where :func:`reason` gives a reason.
+
+    Starts the driver. Processes that fork off later cannot use it.
+    """
     try:
         return cuda_devices()
     except CudaError:
@@ -53,14 +67,65 @@ def devices() -> list[CudaDevice]:
 
 
 def is_available() -> bool:
-    """Whether there are a driver and a device. Creates no CUDA context."""
+    """Whether there are a driver and a device, see :func:`reason`."""
     return reason() is None
 
 
 def reason() -> str | None:
-    """Why there is no CUDA here, or None if there is."""
+    """Why there is no CUDA here, or None if there is.
+
+    Creates no CUDA context, and does not start the driver, so that a process may still fork and use
+    CUDA in its children. Where nobody has started the driver in this process, a short-lived child
+    process asks it.
+    """
     try:
-        found = CudaDevice.count()
+        found = started_cuda_devices()
     except CudaError as error:
         return str(error)
-    return None if found else "CUDA is not available: expected a device, found none"
+    if found is None:
+        return _asked_elsewhere()
+    return None if found else _NO_DEVICE
+
+
+_NO_DEVICE = "CUDA is not available: expected a device, found none"
+# Loads the binding alone: that takes milliseconds.
+_ASK = """
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+spec = spec_from_file_location("hybrid_pages._core", sys.argv[1])
+core = module_from_spec(spec)
+spec.loader.exec_module(core)
+try:
+    print(core.CudaDevice.count())
+except core.CudaError as error:
+    print(error)
+"""
+# The driver may set up many devices first.
+_ASK_SECONDS = 120
+# Environments in which a child process has found a device: asking takes up to a second.
+_found: set[tuple[str | None, ...]] = set()
+
+
+def _asked_elsewhere() -> str | None:
+    """:func:`reason`, as another process finds it."""
+    names = ("HYBRID_PAGES_LIBCUDA", "CUDA_VISIBLE_DEVICES")
+    environment = tuple(os.environ.get(name) for name in names)
+    if environment in _found:
+        return None
+    command = [get_executable(), "-I", "-S", "-c", _ASK, _core.__file__]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False
+        )
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        return f"CUDA is not available: a process that asks the driver failed: {error}"
+    said = done.stdout.strip()
+    if done.returncode != 0 or not said:
+        why = said or done.stderr.strip() or f"exit status {done.returncode}"
+        return f"CUDA is not available: a process that asks the driver failed: {why}"
+    if not said.isdecimal():
+        return said
+    if int(said) == 0:
+        return _NO_DEVICE
+    _found.add(environment)
+    return None

@@ -255,6 +255,12 @@ fn cuda_devices(py: Python<'_>) -> PyResult<Vec<PyCudaDevice>> {
     py.detach(find).map_err(cuda_to_py)
 }
 
+/// How many devices there are, if anybody in this process has started the driver.
+#[pyfunction]
+fn started_cuda_devices(py: Python<'_>) -> PyResult<Option<usize>> {
+    py.detach(Driver::devices_if_started).map_err(cuda_to_py)
+}
+
 /// The NUMA node of the host that is nearest to a device; `None` if that is unknown.
 #[pyfunction]
 fn device_numa_node(
@@ -270,5 +276,6 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<PyCudaEngine>()?;
     m.add_class::<PyPinning>()?;
     m.add_function(wrap_pyfunction!(device_numa_node, m)?)?;
+    m.add_function(wrap_pyfunction!(started_cuda_devices, m)?)?;
     m.add_function(wrap_pyfunction!(cuda_devices, m)?)
 }

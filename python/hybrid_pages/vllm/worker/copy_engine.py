@@ -15,8 +15,7 @@ from hybrid_pages import (
     LayerMap,
     Pinning,
 )
-from hybrid_pages._core import StoreEntries, device_numa_node
-from hybrid_pages.adapter import cuda
+from hybrid_pages._core import CudaDevice, StoreEntries, device_numa_node
 from hybrid_pages.vllm.config.support import UnsupportedError
 from hybrid_pages.vllm.messages import LoadEntryOfRank
 from hybrid_pages.vllm.versions import logger
@@ -95,8 +94,12 @@ def require_driver(device: torch.device) -> None:
     Raises:
         UnsupportedError: names the reason.
     """
-    if device.type == "cuda" and (reason := cuda.reason()) is not None:
-        raise UnsupportedError(f"KV caches on {device}: {reason}")
+    if device.type != "cuda":
+        return
+    try:
+        CudaDevice.count()
+    except CudaError as error:
+        raise UnsupportedError(f"KV caches on {device}: {error}") from error
 
 
 def pin(device: torch.device, arena: Arena, rank: int) -> Pinning | None:

@@ -25,6 +25,7 @@ pub(crate) type DevicePointer = u64;
 
 pub(crate) const SUCCESS: Code = 0;
 pub(crate) const INVALID_VALUE: Code = 1;
+const NOT_INITIALIZED: Code = 3;
 pub(crate) const NOT_READY: Code = 600;
 pub(crate) const STREAM_CAPTURE_IMPLICIT: Code = 906;
 pub(crate) const HOST_MEMORY_ALREADY_REGISTERED: Code = 712;
@@ -168,21 +169,43 @@ impl Driver {
     /// [`CudaError::Unavailable`] without a driver or with one that lacks a function;
     /// [`CudaError::Driver`] if it does not start.
     pub fn get() -> Result<Arc<Self>> {
-        static DRIVERS: Mutex<Option<HashMap<OsString, Arc<Driver>>>> = Mutex::new(None);
-        let name = env::var_os(LIBRARY_VARIABLE)
-            .filter(|name| !name.is_empty())
-            .unwrap_or_else(|| LIBRARY.into());
-        let mut drivers = lock(&DRIVERS);
+        let name = library_name();
+        let mut drivers = started();
         let drivers = drivers.get_or_insert_default();
         if let Some(driver) = drivers.get(&name) {
             return Ok(Arc::clone(driver));
         }
-        let driver = Arc::new(Self::load(&name)?);
+        let mut driver = Self::find(&name)?;
+        driver.start()?;
+        let driver = Arc::new(driver);
         drivers.insert(name, Arc::clone(&driver));
         Ok(driver)
     }
 
-    fn load(name: &OsString) -> Result<Self> {
+    /// How many devices there are, if anybody in this process has started the driver; `None` if nobody has. Starts
+    /// nothing: a driver that is started before a fork can't be used after it.
+    ///
+    /// # Errors
+    /// The errors of [`Driver::get`].
+    pub fn devices_if_started() -> Result<Option<usize>> {
+        let name = library_name();
+        let known = started().as_ref().and_then(|all| all.get(&name).cloned());
+        let is_known = known.is_some();
+        let driver = match known {
+            Some(driver) => driver,
+            None => Arc::new(Self::find(&name)?),
+        };
+        let mut count = 0;
+        // SAFETY: a place for an int.
+        match unsafe { driver.device_count(&raw mut count) } {
+            Ok(()) => Ok(Some(usize::try_from(count).unwrap_or(0))),
+            Err(CudaError::Driver { code, .. }) if code == NOT_INITIALIZED && !is_known => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Loads the library, and calls nothing that starts the driver.
+    fn find(name: &OsString) -> Result<Self> {
         // SAFETY: any program may load the driver, which runs its initialisers.
         let library = unsafe { Library::new(name) }.map_err(|error| {
             let why = told(&error);
@@ -204,7 +227,9 @@ impl Driver {
                     .ok(),
             )
         };
-        let mut driver = Self {
+        // The library is never unloaded: the driver's threads and contexts live until the process ends.
+        std::mem::forget(library);
+        Ok(Self {
             functions,
             error_name,
             error_text,
@@ -212,17 +237,18 @@ impl Driver {
             write_value,
             version: 0,
             pinned: Mutex::default(),
-        };
-        // The library is never unloaded: the driver's threads and contexts live until the process ends.
-        std::mem::forget(library);
+        })
+    }
+
+    fn start(&mut self) -> Result<()> {
         let mut version = 0;
         // SAFETY: `version` is a place for an int.
         unsafe {
-            driver.init(0)?;
-            driver.driver_version(&raw mut version)?;
+            self.init(0)?;
+            self.driver_version(&raw mut version)?;
         }
-        driver.version = version;
-        Ok(driver)
+        self.version = version;
+        Ok(())
     }
 
     /// The CUDA version of the driver: 1000 times the major plus 10 times the minor version.
@@ -314,6 +340,18 @@ impl Driver {
             text: describe(self.error_text).unwrap_or_else(|| "no description".into()),
         })
     }
+}
+
+fn library_name() -> OsString {
+    env::var_os(LIBRARY_VARIABLE)
+        .filter(|name| !name.is_empty())
+        .unwrap_or_else(|| LIBRARY.into())
+}
+
+/// The drivers that were started, by library name.
+fn started() -> MutexGuard<'static, Option<HashMap<OsString, Arc<Driver>>>> {
+    static DRIVERS: Mutex<Option<HashMap<OsString, Arc<Driver>>>> = Mutex::new(None);
+    lock(&DRIVERS)
 }
 
 fn find_copy_batch(find: ProcAddress) -> Option<CopyBatch> {
