@@ -54,6 +54,7 @@ def main() -> None:
         finish(engine, engine.load([(0, slots[0], [1], expected[0])]))
         row = device.read(address + STRIDE, STRIDE)
         assert b"".join(bytes(row[o : o + n]) for o, n in RUNS) == payloads[0], way
+        assert engine.kernels and engine.refused_batch_copies == 0, engine.warnings
         engine.close()
         print(f"{way}: as it must be", flush=True)
     device.close()

@@ -122,6 +122,12 @@ CUresult copy_batch(CUdeviceptr* targets, CUdeviceptr* sources, size_t* sizes, s
         if (attribute + 1 != attribute_count) return CUDA_ERROR_INVALID_VALUE;
         // The copies of a batch have no order among themselves.
         for (size_t i = count; i > 1; --i) std::swap(copies[i - 1], copies[roll(i)]);
+        if (long code = setting("REFUSE_BATCH", 0)) return static_cast<CUresult>(code);
+        if (long code = setting("HALVE_BATCH", 0)) {
+            copies.resize(count / 2);
+            start(lock, std::move(copies), handle, Way::ANY);
+            return static_cast<CUresult>(code);
+        }
         return start(lock, std::move(copies), handle, Way::ANY);
     });
 }

@@ -41,10 +41,14 @@ class Mock:
         """Longest pause of each operation of a stream."""
         self._library.mock_cuda_delay(microseconds, ctypes.c_uint64(seed))
 
+    def set(self, name: str, value: int) -> None:
+        """A setting of ``mock.h``."""
+        self._library.mock_cuda_set(name.encode(), ctypes.c_long(value))
+
     def pause(self, microseconds: int) -> None:
         """Pause before each copy and each kernel."""
-        for name in (b"COPY_US", b"KERNEL_US"):
-            self._library.mock_cuda_set(name, ctypes.c_long(microseconds))
+        for name in ("COPY_US", "KERNEL_US"):
+            self.set(name, microseconds)
 
     def calls(self, function: str) -> int:
         return self._library.mock_cuda_calls(function.encode())

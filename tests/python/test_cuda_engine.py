@@ -188,6 +188,25 @@ def test_a_broken_device_fails_what_waits_and_refuses_the_rest(mock, memory, bel
     machine.engine.close()
 
 
+def test_a_refused_batch_of_copies_is_counted_told_and_costs_no_byte(mock, memory):
+    mock.set("HALVE_BATCH", 1)
+    machine = Machine(memory, kernel_below=COPIES)
+    machine.content[:] = 7
+    for _ in range(3):
+        both = [(0, [5, 6], [3]), (1, STATE_SLOTS, [4])]
+        sums = finish(machine.engine, machine.engine.store(both)).checksums
+        load = [(0, [5, 6], [0], sums[0]), (1, STATE_SLOTS, [1], sums[1])]
+        finish(machine.engine, machine.engine.load(load))
+    assert (machine.engine.refused_batch_copies, mock.calls("cuMemcpyBatchAsync")) == (2, 2)
+    (warning,) = machine.engine.warnings
+    assert "cuMemcpyBatchAsync failed: CUDA_ERROR_INVALID_VALUE (1)" in warning
+    mock.reset()
+    other = machine.make(kernel_below=COPIES, batch_copies=False)
+    finish(other, other.store(both))
+    assert (other.warnings, mock.calls("cuMemcpyBatchAsync")) == ([], 0)
+    other.close()
+
+
 def test_bad_arguments_are_refused_before_a_byte_moves(machine):
     before = machine.content.copy()
     for entry in [

@@ -43,6 +43,7 @@ def test_every_setting_is_taken() -> None:
         "tenant_share": 0.25,
         "copy_threads": 3,
         "kernel_below": 1 << 16,
+        "batch_copies": False,
         "store_mode": "background",
         "checksum": "verify",
         "verify_on_load": True,
@@ -61,7 +62,7 @@ def test_every_setting_is_taken() -> None:
         ({"host_gb": 10**400}, "host_gb: expected a number of usual size"),
         (
             {"zzz": 4},
-            "unknown key 'zzz': valid keys are checkpoint_interval, checkpoint_mode, checksum",
+            "unknown key 'zzz': valid keys are batch_copies, checkpoint_interval, checkpoint_mode",
         ),
         ({"host_gb": "4"}, "host_gb: expected a number of GiB or 'auto', found '4' of type str"),
         ({"host_gb": True}, "host_gb: expected a number of GiB or 'auto', found True of type bool"),

@@ -202,6 +202,23 @@ def test_pinning_that_fails_is_said_once(
     assert said() == 1
 
 
+@pytest.mark.parametrize("used", [True, False])
+def test_batches_of_copies_that_are_refused_are_said_once(
+    used: bool, driver: Any, start: StartEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver.set("REFUSE_BATCH", 1)
+    with caplog.at_level(logging.WARNING, logger="vllm.hybrid_pages"):
+        engine = start(extra={"kernel_below": 0, "batch_copies": used})
+        for _ in range(3):
+            engine.generate(PROMPT)
+            assert engine.reset_prefix_cache()
+        assert engine.generate(PROMPT).restored_tokens == 6 * N
+    assert failures(engine) == {}
+    texts = [record.getMessage() for record in caplog.records]
+    said = [text for text in texts if "cuMemcpyBatchAsync failed" in text]
+    assert (len(said), driver.calls("cuMemcpyBatchAsync")) == ((1, 2) if used else (0, 0))
+
+
 def test_the_log_follows_what_is_pinned_without_a_step(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,7 +247,7 @@ def test_the_log_follows_what_is_pinned_without_a_step(
 def test_an_engine_that_cannot_be_made_is_not_tried_in_every_step(
     driver: Any, start: StartEngine
 ) -> None:
-    driver.fail("cuStreamCreateWithPriority", 1, OUT_OF_MEMORY)
+    driver.fail("cuStreamCreateWithPriority", 2, OUT_OF_MEMORY)  # the first tries the kernels
     engine = start()
     for _ in range(2):
         engine.generate(PROMPT)

@@ -96,7 +96,8 @@ class CudaEngine(_Engine):
     above 0 and at most 1; by default an eighth. kernel_below: transfers whose adjacent pieces have
     fewer bytes than this, on average, are copied by a kernel, others by DMA; by default 28,672,
     above which DMA was faster on an H100. Pages that have not all of their tokens are stored by a
-    kernel. pinning: pins the slots; without one, the constructor
+    kernel. batch_copies: whether many copies may go to the driver in one call, where it has one.
+    pinning: pins the slots; without one, the constructor
     pins all of them, or none. owners: objects kept alive until the copy engine is closed or
     dropped; both wait for the transfers in flight.
 
@@ -122,6 +123,7 @@ class CudaEngine(_Engine):
         device: int = 0,
         share: float | None = None,
         kernel_below: int | None = None,
+        batch_copies: bool = True,
         pinning: Pinning | None = None,
         owners: object = None,
     ) -> CudaEngine: ...
@@ -166,7 +168,13 @@ class CudaEngine(_Engine):
 
     @property
     def warnings(self) -> list[str]:
-        """Messages about things that are not as they should be, and what that costs."""
+        """Messages about things that are not as they should be, and what that costs; those that
+        were found since the start, too."""
+
+    @property
+    def refused_batch_copies(self) -> int:
+        """How often the driver refused many copies in one call. They were made one by one instead.
+        After two refusals such calls are not tried again."""
 
     @property
     def kernels(self) -> bool:

@@ -141,7 +141,7 @@ impl PyCudaEngine {
     #[new]
     #[pyo3(signature = (
         geometry, arena, *, rank, num_blocks, layers, device = 0, share = None,
-        kernel_below = None, pinning = None, owners = None
+        kernel_below = None, batch_copies = true, pinning = None, owners = None
     ))]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -154,6 +154,7 @@ impl PyCudaEngine {
         #[pyo3(from_py_with = whole)] device: usize,
         share: Option<f64>,
         kernel_below: Option<Whole>,
+        batch_copies: bool,
         pinning: Option<&PyPinning>,
         owners: Option<Py<PyAny>>,
     ) -> PyResult<PyClassInitializer<Self>> {
@@ -165,6 +166,7 @@ impl PyCudaEngine {
             device,
             share: share.unwrap_or(usual.share),
             kernel_below: kernel_below.map_or(usual.kernel_below, |bytes| bytes.0),
+            batch_copies,
             pinning: pinning.map(|pinning| Arc::clone(&pinning.inner)),
         };
         let engine = py.detach(|| CudaEngine::new(layout, memory, &options));
@@ -214,7 +216,12 @@ impl PyCudaEngine {
 
     #[getter]
     fn warnings<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        PyList::new(py, &self.facts().warnings)
+        PyList::new(py, self.engine.warnings())
+    }
+
+    #[getter]
+    fn refused_batch_copies(&self) -> usize {
+        self.engine.refused_batch_copies()
     }
 
     #[getter]

@@ -4,6 +4,7 @@ mod cuda_batches;
 mod cuda_model;
 mod cuda_order;
 mod cuda_pinning;
+mod cuda_refusals;
 mod cuda_support;
 mod mock_cuda;
 #[path = "../shared/transfer_random.rs"]

@@ -98,6 +98,11 @@ class Settings:
     """On a GPU, transfers whose adjacent pieces are shorter than this many bytes, on average, are
     copied by a kernel, others by DMA. Change it only where both were measured."""
 
+    batch_copies: bool = True
+    """On a GPU, whether DMA copies go to the driver many at a time, from driver 12.8 on
+    (``cuMemcpyBatchAsync``). A call that the driver refuses is made again copy by copy, and after
+    two refusals no more are tried. False for drivers that crash there."""
+
     store_mode: StoreMode = "auto"
     """``step``: a step's stores end before the step does. ``background``: they run beside the next
     steps, and the engine's source blocks stay pinned until they end. ``auto``: ``step`` for caches

@@ -27,10 +27,12 @@ class StreamEngine:
     Args:
         engine: the copy engine of a device.
         device: the device.
+        rank: the worker's, for the log.
     """
 
-    def __init__(self, engine: CudaEngine, device: torch.device) -> None:
-        self._engine, self._device = engine, device
+    def __init__(self, engine: CudaEngine, device: torch.device, rank: int) -> None:
+        self._engine, self._device, self._rank = engine, device, rank
+        self._logged = False
 
     def fence(self) -> None:
         """Makes later loads, until the next fence, wait for work that the stream has now."""
@@ -45,7 +47,11 @@ class StreamEngine:
         return self._engine.load(entries, self._stream())
 
     def poll(self) -> list[Completion]:
-        """The transfers that have ended; see ``CudaEngine.poll``."""
+        """The transfers that have ended; see ``CudaEngine.poll``. Logs once that the driver refused
+        many copies in one call."""
+        if not self._logged and self._engine.refused_batch_copies:
+            self._logged = True
+            logger.warning("rank %d: %s", self._rank, self._engine.warnings[-1])
         return self._engine.poll()
 
     def wait(self, ticket: int, timeout: float | None = None) -> bool:
@@ -137,6 +143,7 @@ def make_engine(
     layers: Sequence[LayerMap],
     threads: int,
     kernel_below: int,
+    batch_copies: bool,
     checksums: bool,
     owners: object,
     pinning: Pinning | None = None,
@@ -169,13 +176,14 @@ def make_engine(
         layers=layers,
         device=device.index or 0,
         kernel_below=kernel_below,
+        batch_copies=batch_copies,
         owners=owners,
         pinning=pinning,
     )
     for warning in engine.warnings:
         if pinning is None or warning != pinning.error:  # the log follows the pinning itself
             logger.warning("rank %d: %s", rank, warning)
-    return StreamEngine(engine, device)
+    return StreamEngine(engine, device, rank)
 
 
 def current_stream(device: torch.device) -> int:

@@ -168,6 +168,7 @@ class WorkerHalf:
                 layers=self._maps,
                 threads=self.settings.copy_threads,
                 kernel_below=self.settings.kernel_below,
+                batch_copies=self.settings.batch_copies,
                 checksums=self.settings.has_checksums,
                 owners=self._kv_caches,
                 pinning=self._pinning,

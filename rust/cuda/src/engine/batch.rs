@@ -49,7 +49,7 @@ pub(super) struct BatchBuilder<'a> {
     pub(super) sizes: BufferSizes,
     /// Whether the device can compute digests.
     pub(super) kernels: bool,
-    /// Whether the driver takes many copies in one call.
+    /// Whether many copies go to the driver in one call.
     pub(super) batched_copies: bool,
 }
 

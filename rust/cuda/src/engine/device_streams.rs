@@ -9,6 +9,7 @@ use crate::error::{CudaError, Result};
 use crate::kernels::Module;
 use crate::pinning::Pinned;
 
+use super::batch_call::BatchCall;
 use super::buffers::BufferSizes;
 use super::kernels;
 use super::stream_pair::{StreamPair, Submission};
@@ -19,6 +20,7 @@ pub(super) struct DeviceStreams {
     each: [StreamPair; 2],
     module: Option<Module>,
     slots: Pinned,
+    batch_call: Arc<BatchCall>,
 }
 
 impl DeviceStreams {
@@ -27,10 +29,12 @@ impl DeviceStreams {
         slots: Pinned,
         share: f64,
         sizes: BufferSizes,
+        batch_call: Arc<BatchCall>,
         warnings: &mut Vec<String>,
     ) -> Result<Self> {
         let module = kernels::load(device, share, warnings)?;
-        let pair = |direction| StreamPair::new(device, direction, sizes, module.is_some());
+        let pair =
+            |direction| StreamPair::new(device, direction, sizes, module.is_some(), &batch_call);
         let each = [pair(Direction::Store)?, pair(Direction::Load)?];
         if each.iter().any(StreamPair::asks_driver) {
             warnings.push(
@@ -43,6 +47,7 @@ impl DeviceStreams {
             each,
             module,
             slots,
+            batch_call,
         })
     }
 
@@ -57,6 +62,11 @@ impl DeviceStreams {
     /// Whether kernels are loaded; without them the device computes no digests.
     pub(super) fn has_kernels(&self) -> bool {
         self.module.is_some()
+    }
+
+    /// Whether many copies go to the driver in one call.
+    pub(super) fn batches_copies(&self) -> bool {
+        self.batch_call.is_used()
     }
 
     /// Checks whether the device still works.

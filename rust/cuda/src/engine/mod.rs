@@ -7,6 +7,7 @@
 //! allocates when it starts.
 
 mod batch;
+mod batch_call;
 mod buffers;
 mod device_streams;
 mod digests;
@@ -35,6 +36,7 @@ use crate::error::{CudaError, Result};
 use crate::payload::Patterns;
 use crate::pinning::{Pinned, Pinning};
 
+use batch_call::BatchCall;
 use buffers::BufferSizes;
 use device_streams::DeviceStreams;
 use event_pool::{EventPool, RecordedEvent};
@@ -55,6 +57,7 @@ pub struct CudaEngine {
     /// Whether the engine made the pinning itself.
     pins: bool,
     device: Arc<Device>,
+    batch_call: Arc<BatchCall>,
     facts: CudaFacts,
 }
 
@@ -112,7 +115,15 @@ impl CudaEngine {
         let pinned = !slots.is_pageable();
         let patterns = Patterns::new(transfers.layout());
         let sizes = buffer_sizes(&transfers, &patterns, &slots);
-        let streams = DeviceStreams::new(&device, slots, options.share, sizes, &mut warnings)?;
+        let batch_call = Arc::new(BatchCall::new(&driver, options.batch_copies));
+        let streams = DeviceStreams::new(
+            &device,
+            slots,
+            options.share,
+            sizes,
+            Arc::clone(&batch_call),
+            &mut warnings,
+        )?;
         let facts = CudaFacts {
             pinned,
             kernels: streams.has_kernels(),
@@ -139,6 +150,7 @@ impl CudaEngine {
             pinning,
             pins: options.pinning.is_none(),
             device,
+            batch_call,
             facts,
         })
     }
@@ -159,6 +171,20 @@ impl CudaEngine {
     #[must_use]
     pub fn facts(&self) -> &CudaFacts {
         &self.facts
+    }
+
+    /// How often the driver refused many copies in one call. They were made one by one instead; after two refusals
+    /// such calls are not tried again.
+    #[must_use]
+    pub fn refused_batch_copies(&self) -> usize {
+        self.batch_call.refusals()
+    }
+
+    /// One text for each thing that is slower than it could be: those of [`CudaEngine::facts`], and those found since.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        let found = self.facts.warnings.iter().cloned();
+        found.chain(self.batch_call.warning()).collect()
     }
 
     /// Sets the point that later loads wait for: the end of all work given to the stream until now.

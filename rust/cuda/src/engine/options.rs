@@ -14,6 +14,8 @@ pub struct CudaOptions {
     /// Batches move by a kernel if their pieces are on average shorter than this many bytes, else by the device's
     /// copy engines. Pages that have not all of their tokens always move by a kernel, which writes the zeros, too.
     pub kernel_below: usize,
+    /// Whether many copies may go to the driver in one call, where it has such a call.
+    pub batch_copies: bool,
     /// The pinning of the slots. Without one, the engine pins them itself, and waits for that.
     pub pinning: Option<Arc<Pinning>>,
 }
@@ -29,6 +31,7 @@ impl Default for CudaOptions {
             device: 0,
             share: 0.125,
             kernel_below: Self::KERNEL_BELOW,
+            batch_copies: true,
             pinning: None,
         }
     }

@@ -14,6 +14,7 @@ use crate::kernels::{Kernel, Module};
 use crate::payload::{CopyRange, Payload};
 use crate::pinning::Pinned;
 
+use super::batch_call::BatchCall;
 use super::buffers::{BufferSizes, Buffers, MOST_IN_FLIGHT};
 
 /// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`, which copies from a device need.
@@ -23,8 +24,6 @@ const ORDER_ANY: i32 = 3;
 /// `CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE`, and the longest copy that it does not slow down.
 const PREFER_OVERLAP: u32 = 1;
 const MOST_OVERLAPPED: u64 = 128 << 10;
-/// `CUDA_ERROR_NOT_SUPPORTED`.
-const NOT_SUPPORTED: i32 = 801;
 /// Most tiles of a launch of a store: 8 MiB. Between two launches the device gives its multiprocessors to kernels that
 /// wait for a whole one.
 const MOST_TILES: u64 = 512;
@@ -62,6 +61,7 @@ pub(super) struct StreamPair {
     /// Orders the two streams.
     joined: Event,
     buffers: Buffers,
+    batch_call: Arc<BatchCall>,
     /// One event for each set of buffers, recorded at a batch's end; empty if the driver writes completion words.
     ends: Vec<Event>,
 }
@@ -74,6 +74,7 @@ impl StreamPair {
         direction: Direction,
         sizes: BufferSizes,
         kernels: bool,
+        batch_call: &Arc<BatchCall>,
     ) -> Result<Self> {
         let priority = match direction {
             Direction::Load => Priority::Greatest,
@@ -86,6 +87,7 @@ impl StreamPair {
             bus: Stream::new(device, priority)?,
             joined: Event::new(device)?,
             buffers: Buffers::new(device, sizes, kernels)?,
+            batch_call: Arc::clone(batch_call),
             ends: Vec::new(),
         };
         if !pair.writes_words()? {
@@ -288,17 +290,17 @@ impl StreamPair {
         }
     }
 
-    /// Gives copies to their stream, in one call if the driver can do that and all memory is pinned.
+    /// Gives copies to their stream, in one call if the driver can do that and all memory is pinned. If it refuses,
+    /// it may have taken some: the stream makes all of them again, with the same bytes.
     ///
     /// # Safety
     /// The addresses are of live memory that belongs to the batch until the copies have ended.
     unsafe fn copy_all(&self, copies: &[CopyRange], slots: &Pinned) -> Result<()> {
         let driver = self.device.driver();
-        let pinned = !slots.is_pageable();
-        if copies.len() > 1 && pinned && driver.has_copy_batch() {
+        if copies.len() > 1 && !slots.is_pageable() && self.batch_call.is_used() {
             // SAFETY: the caller promises this.
             match unsafe { self.copy_batch(copies) } {
-                Err(CudaError::Driver { code, .. }) if code == NOT_SUPPORTED => {}
+                Err(error) if !error.is_sticky() => self.batch_call.refuse(&error),
                 outcome => return outcome,
             }
         }

@@ -230,7 +230,7 @@ impl Worker {
             slots: self.streams.slots(),
             sizes: self.streams.of(direction).buffers().sizes(),
             kernels: self.streams.has_kernels(),
-            batched_copies: self.device.driver().has_copy_batch(),
+            batched_copies: self.streams.batches_copies(),
         };
         let queue = &mut self.waiting[direction as usize];
         let front = queue.front().copied();
