@@ -51,42 +51,40 @@ def stop(*_: object) -> None:
 
 def measure(name: str, tiny: bool) -> None:
     """Runs one measurement in this process, and prints what it found."""
+    driver = Driver()
+    machine = driver.describe()
     try:
-        values, facts = MEASUREMENTS[name](Driver(), tiny)
+        values, facts = MEASUREMENTS[name](driver, tiny)
     except Missing as why:
         values, facts = {}, {"not measured": str(why)}
-    print(_MARK + json.dumps({"values": values, "facts": facts}), flush=True)
+    found = {"values": values, "facts": facts, "machine": machine}
+    print(_MARK + json.dumps(found), flush=True)
 
 
-def run(name: str, dry: bool, seconds: float) -> dict[str, Any]:
-    """Runs one measurement in another process.
-
-    Raises:
-        RuntimeError: it failed, and why.
-    """
+def run(name: str, dry: bool, seconds: float) -> tuple[dict[str, Any], str | None]:
+    """Runs one measurement in another process. Returns what it found, and why it failed."""
     words = [sys.executable, __file__, "--measure", name, *(["--dry-run"] if dry else [])]
     process = subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
     try:
         said, _ = process.communicate(timeout=seconds)
+        why = f"ended with {process.returncode}" if process.returncode else None
     except subprocess.TimeoutExpired:
-        said = None
+        process.kill()
+        said, _ = process.communicate()
+        why = f"stopped after {seconds:.0f} s"
     finally:
         # Also where this process is to end.
         process.kill()
         process.wait()
-    if said is None:
-        raise RuntimeError(f"stopped after {seconds:.0f} s")
-    lines = said.splitlines()
+    lines = [line for line in said.splitlines() if line.strip()]
     found = [line for line in lines if line.startswith(_MARK)]
-    if not found or process.returncode:
-        why = next((line for line in reversed(lines) if line.strip()), "it said nothing")
-        raise RuntimeError(f"ended with {process.returncode}: {why}")
+    if not found:
+        return {}, f"{why or 'found nothing'}: {lines[-1] if lines else 'it said nothing'}"
     text = found[-1].removeprefix(_MARK)
     # Nobody reads more digits than these.
-    answer: dict[str, Any] = json.loads(text, parse_float=lambda one: float(f"{float(one):.4g}"))
-    return answer
+    return json.loads(text, parse_float=lambda one: float(f"{float(one):.4g}")), why
 
 
 def parse() -> argparse.Namespace:
@@ -116,27 +114,30 @@ def main() -> int:
     answers: dict[str, float] = {}
     facts: dict[str, Any] = {}
     failed: dict[str, str] = {}
+    machine: dict[str, Any] = {"device": "unknown"}
     left_out = list(options.only or MEASUREMENTS)
     try:
         while left_out:
             name, left = left_out[0], options.budget - (time.perf_counter() - begin)
             if left <= 0:
                 break
-            try:
-                found = run(name, options.dry_run, min(LONGEST, left))
-            except RuntimeError as error:
-                failed[name] = str(error)
-                print(f"{name}: FAILED: {error}", flush=True)
-            else:
+            found, why = run(name, options.dry_run, min(LONGEST, left))
+            if why:
+                failed[name] = why
+                print(f"{name}: FAILED: {why}", flush=True)
+            if found:
                 answers |= found["values"]
                 facts[name] = found["facts"]
-                print(f"{name}: {json.dumps(found)}", flush=True)
+                machine = found["machine"]
+                print(
+                    f"{name}: {json.dumps(found['values'])} {json.dumps(facts[name])}", flush=True
+                )
             left_out.pop(0)
     except Stopped:
         failed["all of it"] = "it was told to end"
     figures = {
         **results.facts(),
-        **Driver().describe(),
+        **machine,
         "seconds": time.perf_counter() - begin,
         "answers": answers,
         "facts": facts,

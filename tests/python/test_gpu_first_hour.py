@@ -99,6 +99,17 @@ def test_launches_that_wait_for_a_registration_show(mock_library, tmp_path):
     assert "launches wait for a piece" in said
 
 
+def test_a_measurement_that_hangs_is_stopped(mock_library, tmp_path):
+    status, said, written = first_hour(
+        mock_library,
+        tmp_path,
+        *("--only", "capture", "mapped", "--budget", "1"),
+        MOCK_CUDA_REGISTER_US="10000000",
+    )
+    assert (status, written["failed"].keys(), written["left_out"]) == (1, {"capture"}, ["mapped"])
+    assert written["failed"]["capture"].startswith("stopped after 1 s"), said
+
+
 def test_what_the_time_does_not_reach_is_named(mock_library, tmp_path):
     status, said, written = first_hour(mock_library, tmp_path, "--only", "capture", "--budget", "0")
     assert (status, written["left_out"], written["answers"]) == (0, ["capture"], {})
