@@ -189,9 +189,10 @@ struct Case {
 int main() {
     Header header;
     // A launch that does not end is a failure, too.
-    constexpr unsigned SECONDS = 300;
+    const char* const limit = std::getenv("HARNESS_SECONDS");
+    const unsigned seconds = limit ? std::atoi(limit) : 300;
     while (std::fread(&header, sizeof header, 1, stdin) == 1) {
-        alarm(SECONDS);
+        alarm(seconds);
         Case{header, {}}.run();
         alarm(0);
         std::fflush(stdout);

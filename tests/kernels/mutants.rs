@@ -3,12 +3,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::build::{self, Sanitizer, sources};
 use crate::case::Limits;
 use crate::compare;
-use crate::harness::{Harness, Sanitizer, sources};
+use crate::harness::Harness;
 
 /// Launches within which a fault is found.
-const LAUNCHES: u64 = 1500;
+pub const LAUNCHES: u64 = 1500;
 
 struct Mutant {
     name: &'static str,
@@ -236,7 +237,8 @@ fn planted_faults_are_found() {
                 Sanitizer::Address => Limits::default(),
                 Sanitizer::Thread => Limits::TOGETHER,
             };
-            let mut harness = Harness::new(&plant(mutant), mutant.sanitizer);
+            let program = build::compiled(&plant(mutant), mutant.sanitizer);
+            let mut harness = Harness::new(&program, mutant.sanitizer, 0);
             let found = compare(&mut harness, limits, 0..LAUNCHES);
             let said = found.as_deref().and_then(|text| text.lines().next());
             println!("{}: {}", mutant.name, said.unwrap_or("survives"));
