@@ -256,6 +256,19 @@ EXPORT CUresult cuStreamSynchronize(CUstream handle) {
     });
 }
 
+EXPORT CUresult cuLaunchHostFunc(CUstream handle, void (*function)(void*), void* data) {
+    return call("cuLaunchHostFunc", CONTEXT, [&](Lock&) -> CUresult {
+        CUresult error = CUDA_SUCCESS;
+        auto stream = find_stream(handle, error);
+        if (!stream) return error;
+        if (CUresult refused = capture_check(stream)) return refused;
+        enqueue(stream, [function, data](const Turn& turn) {
+            if (!turn.is_over()) function(data);
+        });
+        return CUDA_SUCCESS;
+    });
+}
+
 EXPORT CUresult cuEventCreate(CUevent* event, unsigned flags) {
     return call("cuEventCreate", CONTEXT | STALLS, [&](Lock&) -> CUresult {
         *event = new Event{current(), flags, nullptr};

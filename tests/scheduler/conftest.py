@@ -1,27 +1,16 @@
-"""vLLM's environment, set before its first import, and engines that end with their test.
-
-`HYBRID_PAGES_VLLM` names the folder of an unpacked vLLM to test instead of the installed one.
-"""
+"""Engines that end with their test, of a vLLM that `vllm_environment` prepares."""
 
 from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-os.environ.update(
-    HF_HUB_OFFLINE="1",
-    TORCH_COMPILE_DISABLE="1",
-    VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
-    VLLM_NO_USAGE_STATS="1",
-    VLLM_TARGET_DEVICE="cpu",
-)
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-if folder := os.environ.get("HYBRID_PAGES_VLLM"):
-    sys.path.insert(0, folder)
+import vllm_environment  # noqa: F401 - before vLLM
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import pytest
 import vllm

@@ -21,7 +21,7 @@ class WrongEntry(AssertionError):
 
 def payload_order(layer: LayerMemory) -> Any:
     """Where the bytes of a block, in memory order, lie in [kernel block, token, head, byte]."""
-    shape, strides = layer.live.shape[1:], layer.live.strides[1:]
+    shape, strides = layer.live.shape[1:], layer.block_strides
     grids = np.indices(shape, sparse=True)
     offsets = sum(grid * stride for grid, stride in zip(grids, strides, strict=True))
     return np.argsort(offsets, axis=None)

@@ -26,7 +26,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import MambaSpec
+from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -261,7 +261,7 @@ class Engine:
             else self.shape.kernel_tokens
             for group in plan.kv_cache_groups
         ]
-        memory = Memory(plan, self.shape.layout, kernels, rank)
+        memory = self._memory(plan, kernels, rank)
         worker = None
         if self.config.kv_transfer_config is not None:
             config = copy.copy(self.config)
@@ -275,7 +275,7 @@ class Engine:
                 worker.memory, worker.origins = memory, self._origins
             elif not self.in_process:
                 move_away(worker)
-        return Runner(
+        return self._executor(
             rank,
             memory,
             worker,
@@ -285,6 +285,12 @@ class Engine:
             asynchronous=self._asynchronous,
             external=self._external,
         )
+
+    def _memory(self, plan: KVCacheConfig, kernels: list[int], rank: int) -> Memory:
+        return Memory(plan, self.shape.layout, kernels, rank)
+
+    def _executor(self, *args: Any, **kwargs: Any) -> Runner:
+        return Runner(*args, **kwargs)
 
     def _get_ready(self) -> None:
         """Memory is pinned while vLLM warms the model up, and the handshake says so, as far as the

@@ -63,10 +63,26 @@ class LayerMemory:
     def token_bytes(self) -> int:
         return self.live.shape[3] * self.live.shape[4]
 
+    @property
+    def block_strides(self) -> tuple[int, ...]:
+        """Of a block's dimensions, in bytes."""
+        return self.live.strides[1:]
+
     def tokens(self, blocks: Sequence[int]) -> Bytes:
         """The bytes of whole blocks as [token, bytes]."""
         rows = np.asarray(blocks, dtype=np.intp)
         return self.live[rows].reshape(-1, self.token_bytes)
+
+    def other_token(self, blocks: Sequence[int], first: int, expected: Bytes) -> int | None:
+        """The first of the tokens from `first` on that has other bytes than these, if any."""
+        found = self.tokens(blocks)[first : first + len(expected)]
+        wrong = np.flatnonzero((found != expected).any(axis=1))
+        return int(wrong[0]) if len(wrong) else None
+
+    def other_state(self, block: int, expected: Bytes) -> Bytes | None:
+        """A state's bytes, if they are others than these."""
+        found = self.state(block)
+        return None if np.array_equal(found, expected) else found
 
     def write_tokens(self, blocks: Sequence[int], offsets: Bytes, data: Bytes) -> None:
         """Write token i's bytes at offsets[i] of blocks[i]."""
@@ -111,16 +127,16 @@ class LayerMemory:
 class Memory:
     """The buffer, the tensors that vLLM would register, and a byte view of each layer."""
 
+    device = torch.device("cpu")
+
     def __init__(
         self, config: KVCacheConfig, layout: str, kernel_block_sizes: list[int], rank: int
     ) -> None:
         self.tensors: dict[str, torch.Tensor] = allocate_kv_cache(
-            config, torch.device("cpu"), KVCacheLayout[layout], kernel_block_sizes
+            config, self.device, KVCacheLayout[layout], kernel_block_sizes
         )
         storage = next(iter(self.tensors.values())).untyped_storage()
-        self._raw = torch.tensor([], dtype=torch.uint8).set_(storage).numpy()
-        self._raw[:] = POISON
-        self._shadow = self._raw.copy()
+        self._take(torch.tensor([], dtype=torch.uint8, device=storage.device).set_(storage))
         self._blocks = config.num_blocks
         self.groups: list[list[LayerMemory]] = [
             [self._layer(name, rank, group.kv_cache_spec) for name in group.layer_names]
@@ -147,18 +163,26 @@ class Memory:
             spec.sliding_window if isinstance(spec, SlidingWindowSpec) else None for spec in specs
         ]
 
+    def _take(self, raw: torch.Tensor) -> None:
+        """The buffer, and its shadow."""
+        self._raw = raw.numpy()
+        self._raw[:] = POISON
+        self._shadow = self._raw.copy()
+
     def _layer(self, name: str, rank: int, spec: KVCacheSpec) -> LayerMemory:
         if isinstance(spec, UniformTypeKVCacheSpecs):
             spec = spec.kv_cache_specs[name]
         tensor = self.tensors[name].view(torch.uint8)
         grouped = tensor.unflatten(0, (self._blocks, -1)).permute(0, 1, 3, 2, 4)
-        offset = tensor.storage_offset()
-        strides = grouped.stride()
-        shadow = np.lib.stride_tricks.as_strided(
-            self._shadow[offset:], shape=tuple(grouped.shape), strides=strides
-        )
         form = Form.of(spec) if isinstance(spec, MambaSpec) else None
-        return LayerMemory(name, key_of("layer", name, rank), grouped.numpy(), shadow, form)
+        return self._view(name, key_of("layer", name, rank), grouped, form)
+
+    def _view(self, name: str, key: int, blocks: torch.Tensor, form: Form | None) -> LayerMemory:
+        """A layer with these blocks, which lie in the buffer."""
+        shadow = np.lib.stride_tricks.as_strided(
+            self._shadow[blocks.storage_offset() :], tuple(blocks.shape), blocks.stride()
+        )
+        return LayerMemory(name, key, blocks.numpy(), shadow, form)
 
     def group_of(self, name: str) -> int:
         """The group of a layer."""

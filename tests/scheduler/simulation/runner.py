@@ -359,11 +359,10 @@ class Runner:
             blocks = request.tables[group][first // n : -(-end // n)]
             self._require_blocks(request, layer, blocks, first // n)
             skipped = first // n * n
-            found = layer.tokens(blocks)[first - skipped : end - skipped]
             digests = request.prefix.of_states(first, end, per_state)
             expected = expand(digests, layer.key, layer.token_bytes)
-            if not np.array_equal(found, expected):
-                token = int(np.flatnonzero((found != expected).any(axis=1))[0])
+            token = layer.other_token(blocks, first - skipped, expected)
+            if token is not None:
                 block = (first + token) // n
                 self._mismatch(
                     request,
@@ -395,9 +394,9 @@ class Runner:
         self._require_blocks(request, layer, [block], column)
         size = layer.token_bytes
         if request.computed:
-            found = layer.state(block)
             expected = expand([request.prefix.after(request.computed)], layer.key, size)[0]
-            if not np.array_equal(found, expected):
+            found = layer.other_state(block, expected)
+            if found is not None:
                 self._mismatch(
                     request,
                     layer,
