@@ -99,8 +99,7 @@ vllm-sources: $(VLLM_STAMPS)
 	@touch $@
 
 .cache/mooncake/lib/.stamp: .cache/mooncake/.stamp
-	@tools/make/mooncake_libraries.sh $(@D)
-	@touch $@
+	@tools/make/mooncake_libraries.sh $(@D) && touch $@
 
 # Mooncake's servers listen on all addresses, so they get a network of their own.
 ALONE = LD_LIBRARY_PATH=$(CURDIR)/.cache/mooncake/lib PYTHONPATH=$(CURDIR)/.cache/mooncake \
@@ -170,7 +169,7 @@ test-transformers: .venv/.stamps/package .cache/transformers-newest/.stamp ## Te
 	@$(NEWEST) $(BIN)/python $(ABREAST) tests/transformers
 	@$(NEWEST) $(BIN)/python $(ABREAST) tests/batch/test_huggingface.py
 
-.PHONY: test-engine-long test-planted test-mooncake test-long test-newest fuzz gpu-check
+.PHONY: test-engine-long test-planted test-mooncake test-long test-newest fuzz gpu-check gpu-wheels
 test-engine-long: .venv/.stamps/package .cache/triton/.stamp ## Test on vLLM's second model runner, with drafts too, by Triton's interpreter; kills on a disk; verify (about 55 minutes)
 	@$(foreach file,test_v2_runner test_mamba_kernels test_speculation test_speculation_mamba test_parallel_server\
     test_disk_kills test_disk_ranks test_remote_s3 test_verify_variants,\
@@ -204,6 +203,9 @@ fuzz-disk:
 
 gpu-check: ## On a machine with a GPU: its tests, compute-sanitizer, the benchmark; needs a wheel, but neither .venv nor .venv-light
 	@PYTHON='$(SYSTEM_PYTHON)' tests/gpu/check.sh
+gpu-wheels: $(lastword $(VLLM_STAMPS)) ## Collect in .cache/gpu-wheels/ what gpu-check needs of vLLM where there is no network
+	@$(SAY) "collecting wheels for CPython 3.12 on x86-64 (45 MB)"
+	@$(LIGHT)/python tools/make/gpu_wheels.py requirements/gpu.txt $(<D) .cache/gpu-wheels
 
 # ---- style, kernels, wheels and releases: docs/releases.md ----
 
@@ -221,8 +223,7 @@ lint-release: .venv-release/.stamps/packages ## Check GitHub's workflows and for
 	@tools/make/lint_release.sh
 format: .venv-light/.stamps/packages ## Format both languages and fix what the linters can
 	@cargo fmt --all
-	@$(LIGHT)/ruff check --quiet --fix
-	@$(LIGHT)/ruff format --quiet
+	@$(LIGHT)/ruff check --quiet --fix && $(LIGHT)/ruff format --quiet
 
 kernels: .cache/kernels/.stamp ## Compile csrc/ into csrc/images/ (no GPU needed)
 	@$(LIGHT)/python csrc/build.py --nvrtc $(<D)
@@ -236,8 +237,7 @@ wheel: .venv-release/.stamps/packages ## Build the wheel into dist/, for this ki
 release-wheels: .venv-release/.stamps/packages ## Build the wheels of all kinds of machines into dist/
 	@tools/make/wheel.sh $(WHEEL_PROFILE) $(MANYLINUX) $(WHEEL_TARGETS)
 sdist: .venv-light/.stamps/packages
-	@rm -f dist/*.tar.gz
-	@$(LIGHT)/maturin sdist --out dist
+	@rm -f dist/*.tar.gz && $(LIGHT)/maturin sdist --out dist
 
 check-wheel: wheel sdist ## Install the wheel and the source distribution into empty environments
 	@$(LIGHT)/python -m pytest $(PYTEST_ARGS) $(if $(TESTING),,--cases=all) tests/packaging

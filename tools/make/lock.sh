@@ -20,6 +20,7 @@ done
 for name in transformers-newest lmcache triton mooncake; do
     lock 3.11 "$name" --no-deps --only-binary :all: "$@"
 done
+lock 3.12 gpu --no-deps --only-binary :all: "$@"
 lock 3.10 kernels --no-deps --only-binary :all: "$@"
 for name in light docs mlx release; do
     lock 3.11 "$name" "$@"
