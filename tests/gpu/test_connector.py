@@ -34,6 +34,15 @@ def test_what_was_stored_is_restored(start, way, asynchronous):
     device_runs.restores(start, way, asynchronous)
 
 
+@pytest.mark.parametrize("way", ["copies", "kernels"])
+def test_pages_of_real_sizes(start, way):
+    device_runs.restores(start, way, True, device_runs.LARGE)
+
+
+def test_caches_that_sleep_come_back(start):
+    device_runs.sleeps(start)
+
+
 def test_a_request_resumes_inside_a_block(start):
     device_runs.resumes_inside_a_block(start)
 

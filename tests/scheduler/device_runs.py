@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum as Kind
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
 from hybrid_pages.vllm.worker import copy_engine
 from hybrid_pages.vllm.worker.states import StateCopies
@@ -16,13 +20,26 @@ from simulation.memory import UnexpectedWrite
 from simulation.on_device import DeviceEngine
 from simulation.runner import Mismatch
 from simulation.shapes import BLOCK_TOKENS as N
-from simulation.shapes import GDN, SHAPES
+from simulation.shapes import GDN, SHAPES, Shape, attention, recurrent
 from simulation.workload import Mix, Workload
 
 Start = Callable[..., DeviceEngine]
 
 WAYS = {"copies": 0, "both": 900, "kernels": (1 << 40) - 1}
 """Below how many bytes pieces move by kernels: a state has 752 bytes, a page 1024."""
+
+
+def _large_page() -> FullAttentionSpec:
+    return replace(attention(), num_kv_heads=8, head_size=128)
+
+
+def _large_state() -> MambaSpec:
+    states = ((3, 1000), torch.bfloat16), ((4, 48, 64), torch.float32)
+    return recurrent(Kind.GDN_ATTN, *states, page_bytes=64 << 10)
+
+
+LARGE = Shape("large", (_large_state, _large_state, _large_state, _large_page))
+"""States of 55,152 bytes and pages of 64 KiB, which real models have."""
 
 
 def prompts(count: int, tokens: int = 6 * N + 1, seed: int = 5) -> list[list[int]]:
@@ -42,12 +59,13 @@ def end(engine: DeviceEngine) -> None:
     assert isinstance(engine.runners[0].connector.worker.engine, copy_engine.StreamEngine)
 
 
-def restores(start: Start, way: str, asynchronous: bool) -> None:
+def restores(start: Start, way: str, asynchronous: bool, shape: Shape = GDN) -> None:
     """Prompts are stored, vLLM forgets them, and they come back, all at once."""
     engine = start(
+        shape,
         async_scheduling=asynchronous,
         blocks=200,
-        extra={"kernel_below": WAYS[way], "verify_on_load": True},
+        extra={"host_gb": 0.05, "kernel_below": WAYS[way], "verify_on_load": True},
     )
     texts = prompts(3)
     for _ in range(2):
@@ -56,6 +74,20 @@ def restores(start: Start, way: str, asynchronous: bool) -> None:
         assert engine.reset_prefix_cache()
     assert [result.restored_tokens for result in results] == [6 * N] * 3
     assert engine.most_ahead == (2 if asynchronous else 1)
+    end(engine)
+
+
+def sleeps(start: Start) -> None:
+    """The caches go and come back with other bytes; what is pinned stays."""
+    engine = start()
+    (prompt,) = prompts(1)
+    engine.generate(prompt)
+    for runner in engine.runners:
+        runner.connector.unregister_kv_caches()
+        runner.memory.forget()
+        runner.connector.restore_kv_caches()
+    assert engine.reset_prefix_cache()
+    assert engine.generate(prompt).restored_tokens == 6 * N
     end(engine)
 
 

@@ -34,6 +34,10 @@ def test_what_was_stored_is_restored(start: Any, way: str, asynchronous: bool) -
     device_runs.restores(start, way, asynchronous)
 
 
+def test_caches_that_sleep_come_back(start: Any) -> None:
+    device_runs.sleeps(start)
+
+
 def test_a_request_resumes_inside_a_block(start: Any) -> None:
     device_runs.resumes_inside_a_block(start)
 

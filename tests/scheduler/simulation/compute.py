@@ -159,8 +159,8 @@ class Gpu(Compute):
         return EventMark(self.stream)
 
     def capture(self) -> None:
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        with torch.cuda.stream(stream):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._other):
             graph.capture_begin(capture_error_mode="global")
             self._captured.add_(1)
             time.sleep(0.003)
@@ -169,7 +169,7 @@ class Gpu(Compute):
             before = self._captured.clone()
             graph.replay()
             after = self._captured.clone()
-        stream.synchronize()
+        self._other.synchronize()
         assert int(after - before) == 2
 
     @contextmanager

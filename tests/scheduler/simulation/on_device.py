@@ -103,6 +103,9 @@ class DeviceMemory(Memory):
     def _take(self, raw: torch.Tensor) -> None:
         self._raw, self._shadow = raw, torch.empty_like(raw)
         self._permitted = torch.zeros_like(raw, dtype=torch.bool)
+        self.forget()
+
+    def forget(self) -> None:
         for buffer in (self._raw, self._shadow):
             self.compute.run(lambda to=buffer: to.fill_(POISON))
 
