@@ -7,10 +7,9 @@ from typing import Any
 
 from paging.cases import KIB, MIB
 from paging.driver import Driver, latencies, share
-from paging.neighbours import Found
-from paging.plain import COPIES, KERNELS, NO_KERNELS, Plain, beside_stores
+from paging.plain import KERNELS, NO_KERNELS, WAYS, Plain, beside_stores
+from paging.questions import Found
 
-WAYS = {"copies": COPIES, "kernels": KERNELS}
 _COPY = 4096
 _SPIN_NS = 20_000
 

@@ -9,9 +9,8 @@ from typing import Any
 
 from paging.cases import KIB
 from paging.driver import AccessDesc, AllocationProp, Driver, DriverError, Missing
-from paging.latency import WAYS
-from paging.neighbours import Found
-from paging.plain import KERNELS, NO_KERNELS, Plain, differing, noise
+from paging.plain import KERNELS, NO_KERNELS, WAYS, Plain, differing, noise
+from paging.questions import Found
 
 _PINNED, _ON_DEVICE, _READ_AND_WRITE = 1, 1, 3
 _PAGE = 64 * KIB

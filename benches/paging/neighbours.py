@@ -15,9 +15,7 @@ from hybrid_pages.adapter.memory import free_memory
 from paging.cases import GIB, MIB
 from paging.driver import Driver, DriverError, latencies, share
 from paging.plain import pinning
-
-Found = tuple[dict[str, float], dict[str, Any]]
-"""Numbers by the question that they answer, and facts beside them."""
+from paging.questions import Found
 
 PIECES = (None, 64 * MIB, 2 * GIB)
 """Bytes of a piece: what is usual, and two others."""

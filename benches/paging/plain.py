@@ -11,6 +11,7 @@ from hybrid_pages import Arena, CudaEngine, Geometry, Group, Layer, LayerMap, Pi
 
 COPIES, KERNELS = 0, 1 << 40
 """As ``kernel_below``: every transfer moves by copies, or by a kernel."""
+WAYS = {"copies": COPIES, "kernels": KERNELS}
 
 
 NO_KERNELS = "no kernels, or slots that are not pinned"

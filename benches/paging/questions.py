@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
+
+Found = tuple[dict[str, float], dict[str, Any]]
+"""Numbers by the question that they answer, and facts beside them."""
 
 
 @dataclass(frozen=True)
