@@ -131,13 +131,16 @@ class CudaEngine(_Engine):
         self,
         entries: StoreEntries | Sequence[_StoreEntry],
         stream: int = 0,
+        *,
+        fenced: bool = False,
     ) -> int:
         """Copy entries (class, slots, blocks) or (class, slots, blocks, tokens) to their slots.
         Returns a ticket.
 
         blocks: ids of engine blocks, `blocks_per_entry` of each group of the class, in order.
         tokens: how many tokens a page has, as for :meth:`HostEngine.store`. stream: work that the
-        stream has now comes before the copy.
+        stream has now comes before the copy. fenced: what comes before the copy is the last
+        :meth:`fence` instead; until the copy has ended, nothing may write to its blocks.
 
         All arguments are checked before the first byte moves.
         """
@@ -155,7 +158,8 @@ class CudaEngine(_Engine):
         """
 
     def fence(self, stream: int = 0) -> None:
-        """Make later loads, until the next fence, wait for the work that the stream has now.
+        """Make later loads and fenced stores, until the next fence, wait for the work that the
+        stream has now.
 
         They do not wait for later work.
         """

@@ -175,13 +175,18 @@ impl PyCudaEngine {
         Ok(PyClassInitializer::from(base).add_subclass(Self { engine }))
     }
 
-    #[pyo3(signature = (entries, stream = 0))]
+    #[pyo3(signature = (entries, stream = 0, *, fenced = false))]
     fn store(
         &self,
         py: Python<'_>,
         entries: ToStore,
         #[pyo3(from_py_with = whole)] stream: usize,
+        fenced: bool,
     ) -> PyResult<u64> {
+        if fenced {
+            let ticket = py.detach(|| self.engine.store_fenced(entries.0));
+            return Ok(ticket.map_err(cuda_to_py)?.0);
+        }
         self.submit(py, Direction::Store, entries.0, stream)
     }
 

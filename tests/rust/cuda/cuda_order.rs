@@ -57,6 +57,30 @@ fn a_store_does_not_wait_for_what_the_stream_is_given_later() {
 }
 
 #[test]
+fn a_fenced_store_waits_for_what_was_before_the_fence_and_nothing_later() {
+    let mock = Mock::new();
+    let stream = mock.stream();
+    for way in WAYS {
+        let plain = Plain::new(&mock, &options(way)).unwrap();
+        let store = || plain.engine.store_fenced(vec![Plain::entry(0, 2)]);
+        let why = store().unwrap_err().to_string();
+        assert!(why.contains("expected a fence"), "{why}");
+        let late = Dice::new(5).bytes(Plain::BYTES);
+        let hold = stream.hold();
+        plain.compute(&stream, 2, &late);
+        plain.fence(&stream).unwrap();
+        let ticket = store().unwrap();
+        assert!(!plain.is_hasty(ticket), "{way:?}: it is not written yet");
+        drop(hold);
+        let _pass = stream.hold();
+        let stored = plain.finish(ticket);
+        assert_eq!(stored.checksums, vec![checksum(&late)], "{way:?}");
+        assert_eq!(plain.finish(store().unwrap()).error, None);
+    }
+    assert_eq!(mock.count("violations"), 0);
+}
+
+#[test]
 fn a_load_waits_for_what_was_before_the_fence_and_nothing_later() {
     let mock = Mock::new();
     let stream = mock.stream();

@@ -1,8 +1,8 @@
 //! The CUDA engine: transfers between device memory and an arena.
 //!
 //! A thread of the engine gives transfers to streams and checks which have ended, so neither submitting nor polling
-//! waits for a device. Stores read what the compute stream has finished. Loads write after the last
-//! [`CudaEngine::fence`], so they need not wait for a forward pass that was launched after it. Waiting transfers
+//! waits for a device. Stores read what the compute stream has finished. Loads, and stores that ask for it, begin after
+//! the last [`CudaEngine::fence`], so they need not wait for a forward pass that was launched after it. Waiting transfers
 //! share the next batch. The number of batches under way is bounded, and so is their memory, which the engine
 //! allocates when it starts.
 
@@ -27,7 +27,7 @@ use crossbeam_channel::Sender;
 use hybrid_pages::error::Error;
 use hybrid_pages::guarded::lock;
 use hybrid_pages::transfer::{
-    Completion, Direction, Engine, EntryCopy, SlotMemory, TILE_BYTES, Ticket, TransferLayout,
+    Completion, Direction, Engine, EntryCopy, Plan, SlotMemory, TILE_BYTES, Ticket, TransferLayout,
     Transfers,
 };
 
@@ -187,7 +187,8 @@ impl CudaEngine {
         found.chain(self.batch_call.warning()).collect()
     }
 
-    /// Sets the point that later loads wait for: the end of all work given to the stream until now.
+    /// Sets the point that later loads and [`CudaEngine::store_fenced`] wait for: the end of all work given to the stream
+    /// until now.
     ///
     /// # Safety
     /// `stream` is a live stream of this device, or 0 for its default stream.
@@ -230,6 +231,26 @@ impl CudaEngine {
             // SAFETY: the caller promises a live stream.
             None => (None, Arc::new(unsafe { self.events.record(stream)? })),
         };
+        self.start(plan, fence, after)
+    }
+
+    /// Submits a store that reads after the last fence. It does not wait for work that streams were given later, and
+    /// nobody may write to its blocks until it has ended.
+    ///
+    /// # Errors
+    /// Those of [`CudaEngine::submit_on`]; [`CudaError::Core`] with [`Error::InvalidArgument`] if no fence was set.
+    pub fn store_fenced(&self, entries: Vec<EntryCopy>) -> Result<Ticket> {
+        self.check_usable()?;
+        let plan = self.shared.transfers.plan(Direction::Store, entries)?;
+        self.check_slots(plan.entries())?;
+        match self.last_fence().clone() {
+            Some(fence) => self.start(plan, Some(fence.number), fence.event),
+            None => reject("fenced: expected a fence before the store, found none".into()),
+        }
+    }
+
+    /// Gives a transfer to the thread.
+    fn start(&self, plan: Plan, fence: Option<u64>, after: Arc<RecordedEvent>) -> Result<Ticket> {
         let ticket = self.shared.transfers.start()?;
         let started = Instant::now();
         let request = Box::new(SubmittedTransfer {
