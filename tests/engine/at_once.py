@@ -117,13 +117,13 @@ def check_loaded_blocks(engine: Engine, prompt: Prompt, result: Result) -> None:
 @contextmanager
 def loads(engine: Engine) -> Iterator[list[tuple[int, tuple[int, ...]]]]:
     """Notes the class and the slots of every entry that is loaded."""
-    start, noted = engine.worker.start_loads, []
+    start, noted = engine.worker.start_copies, []
 
     def watched(step: Any) -> None:
         noted.extend((item, tuple(slots)) for job in step.loads for item, slots, *_ in job.entries)
         start(step)
 
-    with patched(engine.worker, "start_loads", watched):
+    with patched(engine.worker, "start_copies", watched):
         yield noted
 
 

@@ -65,6 +65,26 @@ def test_a_store_reads_what_the_compute_stream_was_still_to_write(torch, machine
     assert machine.arena.read(0) == bytes([7]) * NBYTES
 
 
+def test_a_fenced_store_comes_after_what_was_launched_before_the_fence(torch, machine):
+    machine.busy(torch)
+    with torch.cuda.stream(machine.compute):
+        machine.cache[1].fill_(7)
+    machine.engine.fence(machine.stream)
+    finish(machine.engine, machine.engine.store([(0, [0], [1])], fenced=True))
+    assert machine.arena.read(0) == bytes([7]) * NBYTES
+
+
+def test_a_fenced_store_does_not_wait_for_what_was_launched_after_the_fence(torch, machine):
+    with torch.cuda.stream(machine.compute):
+        machine.cache[1].fill_(7)
+    machine.engine.fence(machine.stream)
+    end = machine.busy(torch)
+    finish(machine.engine, machine.engine.store([(0, [0], [1])], fenced=True))
+    assert not end.query()
+    assert machine.arena.read(0) == bytes([7]) * NBYTES
+    end.synchronize()
+
+
 def test_a_load_does_not_wait_for_what_was_launched_after_the_fence(torch, machine):
     machine.arena.write(0, bytes([9]) * NBYTES)
     machine.engine.fence(machine.stream)
@@ -154,7 +174,7 @@ def test_a_store_reads_a_copy_that_was_made_before_the_state_was_overwritten(tor
     with torch.cuda.stream(machine.compute):
         machine.cache[1].fill_(7)
         StateCopies(geometry, {"state": machine.cache}).run([(0, 1, 3)])
-        store = machine.engine.store([(0, [0], [3])], machine.stream)
         machine.cache[1].fill_(8)
-    finish(machine.engine, store)
+        machine.engine.fence(machine.stream)
+    finish(machine.engine, machine.engine.store([(0, [0], [3])], fenced=True))
     assert machine.arena.read(0) == bytes([7]) * NBYTES

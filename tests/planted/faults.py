@@ -279,6 +279,18 @@ CONNECTOR = [
         "test_checkpoints.py::test_a_fork_is_known_from_keys_when_its_pages_were_evicted",
     ),
     _scheduler(
+        "held stores do not wait for the step that they belong to",
+        "        if step.loads or self._held:\n",
+        "        if step.loads:\n",
+        "test_device.py::test_copies_wait_for_what_comes_before_the_forward_pass",
+    ),
+    _scheduler(
+        "stores that are held are lost when the engine sleeps",
+        "            self._start_held()\n            self.engine.close()\n",
+        "            self.engine.close()\n",
+        "test_device.py::test_stores_are_held_for_the_next_step_and_not_longer",
+    ),
+    _scheduler(
         "a reset does not wait for stores",
         "versions.before_resets(manager, lambda: self._end_stores(wait=True))",
         "versions.before_resets(manager, lambda: self._end_stores(wait=False))",

@@ -13,6 +13,7 @@ from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum as Kin
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
 from hybrid_pages.vllm.worker import copy_engine
+from hybrid_pages.vllm.worker.half import WorkerHalf
 from hybrid_pages.vllm.worker.states import StateCopies
 from simulation.audit import WrongEntry
 from simulation.local_cache import WrongCached
@@ -162,19 +163,41 @@ def _swapped(patch: pytest.MonkeyPatch, engine: DeviceEngine) -> None:
     patch.setattr(copy_engine.StreamEngine, "load", swap)
 
 
-def _unordered(function: str) -> Callable[[pytest.MonkeyPatch, DeviceEngine], None]:
+def _unordered_fence(patch: pytest.MonkeyPatch, engine: DeviceEngine) -> None:
     """The engine looks at a stream that computes nothing."""
+    fence = copy_engine.StreamEngine.fence
 
-    def plant(patch: pytest.MonkeyPatch, engine: DeviceEngine) -> None:
-        right = getattr(copy_engine.StreamEngine, function)
+    def wrong(self: Any) -> None:
+        with engine.compute.elsewhere():
+            fence(self)
 
-        def wrong(self: Any, *entries: Any) -> Any:
-            with engine.compute.elsewhere():
-                return right(self, *entries)
+    patch.setattr(copy_engine.StreamEngine, "fence", wrong)
 
-        patch.setattr(copy_engine.StreamEngine, function, wrong)
 
-    return plant
+def _hasty_store(patch: pytest.MonkeyPatch, engine: DeviceEngine) -> None:
+    """Stores wait for a stream that computes nothing."""
+    store = copy_engine.StreamEngine.store
+
+    def wrong(self: Any, entries: Any) -> int:
+        with engine.compute.elsewhere():
+            self.fence()
+        return store(self, entries)
+
+    patch.setattr(copy_engine.StreamEngine, "store", wrong)
+
+
+def _late_copies(patch: pytest.MonkeyPatch, engine: DeviceEngine) -> None:
+    """States are copied when their stores start, a step later."""
+    run, submit, late = StateCopies.run, WorkerHalf._submit_stores, []
+
+    def submit_later(self: WorkerHalf) -> None:
+        for given in late:
+            run(*given)
+        late.clear()
+        submit(self)
+
+    patch.setattr(StateCopies, "run", lambda *given: late.append(given))
+    patch.setattr(WorkerHalf, "_submit_stores", submit_later)
 
 
 def _no_copies(patch: pytest.MonkeyPatch, engine: DeviceEngine) -> None:
@@ -182,16 +205,18 @@ def _no_copies(patch: pytest.MonkeyPatch, engine: DeviceEngine) -> None:
 
 
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch, DeviceEngine], None]] = {
-    "a store does not wait for the pass": _unordered("store"),
-    "a load does not wait for the fence": _unordered("fence"),
+    "a store does not wait for the pass": _hasty_store,
+    "a load does not wait for the fence": _unordered_fence,
     "pages are swapped": _swapped,
     "states are not copied": _no_copies,
+    "states are copied with the next step": _late_copies,
 }
 
 
 def shows(start: Start, patch: pytest.MonkeyPatch, fault: str) -> None:
     """The same steps as above find a planted fault."""
-    engine = start(blocks=60, requests=6, batched_tokens=64)
+    # A step whose tokens the host has seen needs no order any more.
+    engine = start(blocks=60, requests=6, batched_tokens=64, async_scheduling=True)
     engine.generate([7], max_tokens=1)
     FAULTS[fault](patch, engine)
     with pytest.raises((Mismatch, UnexpectedWrite, WrongCached, WrongEntry)):

@@ -75,14 +75,14 @@ def test_the_byte_model_sees_a_copy_that_is_late(
 ) -> None:
     """A step later the state includes a token more."""
     late(script)
-    run, start_stores = StateCopies.run, WorkerHalf.start_stores
+    run, take_stores = StateCopies.run, WorkerHalf.take_stores
     planned, permitted = [], []
 
     def after_the_next_step(worker: WorkerHalf, step: Any) -> None:
         for states, copies in planned:
             run(states, copies)
         planned.clear()
-        start_stores(worker, step)
+        take_stores(worker, step)
 
     def taken(engine: Engine, metadata: Any) -> list[tuple[int, int]]:
         permitted.extend(found(engine, metadata))
@@ -92,7 +92,7 @@ def test_the_byte_model_sees_a_copy_that_is_late(
     monkeypatch.setattr(simulation.engine, "taken", taken)
     monkeypatch.setattr(StateCopies, "run", lambda *given: planned.append(given))
     if fault == "late":
-        monkeypatch.setattr(WorkerHalf, "start_stores", after_the_next_step)
+        monkeypatch.setattr(WorkerHalf, "take_stores", after_the_next_step)
     engine = ready(async_scheduling=False, extra=BACKGROUND)
     engine.generate(tokens(N + 3), max_tokens=12)
     with pytest.raises(WrongEntry, match=f"recurrent entry .* of which it has {N + 3} tokens"):

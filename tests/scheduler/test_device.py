@@ -15,6 +15,7 @@ import torch
 from hybrid_pages import CudaError
 from hybrid_pages.vllm.config.support import UnsupportedError
 from hybrid_pages.vllm.worker import copy_engine, pinning
+from hybrid_pages.vllm.worker.half import WorkerHalf
 from simulation.device import pretended
 from simulation.engine import Engine, StartEngine
 from simulation.runner import Runner
@@ -98,9 +99,11 @@ def test_any_workload_gives_the_right_text(driver: Any, seed: int, start: StartE
     assert failures(engine) == {}
 
 
-def test_loads_are_fenced_before_the_forward_pass_and_stores_come_after(
-    driver: Any, start: StartEngine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("mode", ["auto", "step"])
+def test_copies_wait_for_what_comes_before_the_forward_pass(
+    driver: Any, start: StartEngine, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
+    """A step's stores start with the next step, unless the step waits for them."""
     calls: list[str] = []
 
     class Noted(copy_engine.StreamEngine):
@@ -116,24 +119,70 @@ def test_loads_are_fenced_before_the_forward_pass_and_stores_come_after(
             calls.append("store")
             return super().store(entries)
 
+    def noted(of: type, name: str, call: str) -> None:
+        inner = getattr(of, name)
+        monkeypatch.setattr(of, name, lambda *given: (calls.append(call), inner(*given))[1])
+
     monkeypatch.setattr(copy_engine, "StreamEngine", Noted)
-    forward, prepare = Runner._forward, Runner._prepare_blocks
-    monkeypatch.setattr(
-        Runner, "_forward", lambda self, out: (calls.append("forward"), forward(self, out))[1]
-    )
-    monkeypatch.setattr(
-        Runner, "_prepare_blocks", lambda self, o: (calls.append("zero"), prepare(self, o))[1]
-    )
-    engine = start()
+    noted(Runner, "_forward", "forward")
+    noted(Runner, "_prepare_blocks", "zero")
+    noted(WorkerHalf, "take_stores", "taken")
+    engine = start(extra={"store_mode": mode})
     engine.generate(PROMPT)
     assert engine.reset_prefix_cache()
     assert engine.generate(PROMPT).restored_tokens == 6 * N
+    engine.check_idle()
     at = calls.index("load")
     assert calls[at - 3 : at] == ["zero", "fence", "forward"]
-    for index, call in enumerate(calls):
-        if call == "store":
-            assert "forward" in calls[:index]
-            assert calls[:index][::-1].index("forward") < calls[:index][::-1].index("zero")
+    first = calls.index("store")
+    expected = ["zero", "forward", "taken"]
+    expected += ["fence"] if mode == "step" else ["zero", "fence", "forward"]
+    assert calls[:first][-len(expected) :] == expected
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("version", [1, 2])
+def test_nothing_is_written_to_blocks_whose_stores_are_held_or_late(
+    driver: Any, start: StartEngine, version: int, asynchronous: bool
+) -> None:
+    """Each request needs the blocks of the one before."""
+    engine = start(blocks=20, requests=1, async_scheduling=asynchronous, runner_version=version)
+    engine.generate([7], max_tokens=1)
+    fresh = Workload(random.Random(3)).fresh
+    results = [engine.add(fresh(3 * N + 1), max_tokens=1) for _ in range(4)]
+    driver.pause(5000)
+    engine.run()
+    for result in results:
+        result.check()
+    engine.check_idle()
+    assert engine.cache.stats()["pages"] >= 4 * 3
+    assert failures(engine) == {}
+
+
+def test_stores_are_held_for_the_next_step_and_not_longer(
+    driver: Any, start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start()
+    worker = engine.runners[0].connector.worker
+    request = engine.add(PROMPT, max_tokens=1)
+    while not worker._held:
+        engine.step()
+    held = set(worker._held)
+    engine.step()
+    assert not held & set(worker._held)
+    engine.run()
+    request.check()
+    engine.check_idle()
+    # Sleep ends those that no step has taken.
+    engine.add(Workload(random.Random(9)).fresh(3 * N + 1), max_tokens=1)
+    while not worker._held:
+        engine.step()
+    engine.runners[0].connector.unregister_kv_caches()
+    assert not worker._held and not worker._stores
+    engine.runners[0].connector.restore_kv_caches()
+    engine.run()
+    engine.check_idle()
+    assert failures(engine) == {}
 
 
 def test_a_step_that_cannot_be_fenced_recomputes_its_loads(driver: Any, start: StartEngine) -> None:

@@ -185,7 +185,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         return worker.handshake() if worker.alone else None
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """Orders this step's loads before the forward pass.
+        """Orders the copies that start with this step before its forward pass.
 
         vLLM calls this after it has zeroed new blocks and freed those of preempted requests.
 
@@ -197,8 +197,9 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
             self.worker.begin(self._step())
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
-        """Starts this step's loads. They are asynchronous: nothing in this step reads them."""
-        self._worker().start_loads(self._step())
+        """Starts this step's loads, and on a GPU the stores of the step before. They are
+        asynchronous: nothing in this step reads what they write."""
+        self._worker().start_copies(self._step())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Does nothing: loads end between steps."""
@@ -214,8 +215,8 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         recurrent layers."""
 
     def wait_for_save(self) -> None:
-        """Starts this step's stores, and in ``step`` mode waits for them."""
-        self._worker().start_stores(self._step())
+        """Takes this step's stores, and in ``step`` mode waits for them."""
+        self._worker().take_stores(self._step())
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """The requests whose loads have ended, failed ones included.

@@ -22,7 +22,7 @@ from hybrid_pages.vllm.versions import logger
 
 
 class StreamEngine:
-    """A ``CudaEngine`` whose transfers are ordered after torch's work on its current stream.
+    """A ``CudaEngine`` whose fences are set behind torch's work on its current stream.
 
     Args:
         engine: the copy engine of a device.
@@ -35,15 +35,15 @@ class StreamEngine:
         self._logged = False
 
     def fence(self) -> None:
-        """Makes later loads, until the next fence, wait for work that the stream has now."""
+        """Makes later copies, until the next fence, wait for work that the stream has now."""
         self._engine.fence(self._stream())
 
     def store(self, entries: StoreEntries) -> int:
-        """Starts a store that waits for the stream's present work; see ``CudaEngine.store``."""
-        return self._engine.store(entries, self._stream())
+        """Starts a store that waits for the last fence; see ``CudaEngine.store``."""
+        return self._engine.store(entries, fenced=True)
 
     def load(self, entries: Sequence[LoadEntryOfRank]) -> int:
-        """Starts a load; see ``CudaEngine.load``."""
+        """Starts a load that waits for the last fence; see ``CudaEngine.load``."""
         return self._engine.load(entries, self._stream())
 
     def poll(self) -> list[Completion]:

@@ -23,6 +23,7 @@ from hybrid_pages import (
     Pinning,
     TransferError,
 )
+from hybrid_pages._core import StoreEntries
 from hybrid_pages.adapter.memory import require_memory
 from hybrid_pages.adapter.planes import require_plane
 from hybrid_pages.adapter.pool import Slots
@@ -110,6 +111,8 @@ class WorkerHalf:
         self._maps: list[LayerMap] = []
         self._kv_caches: Mapping[str, torch.Tensor] = {}
         self._plant = Plant(settings.plant) if settings.plant else None
+        self._held: dict[int, StoreEntries] = {}
+        """Stores that start with the next step, by job."""
         self._stores: dict[int, int] = {}
         self._loads: dict[int, LoadJob] = {}
         self._results = _Results()
@@ -214,6 +217,7 @@ class WorkerHalf:
     def unregister(self) -> None:
         """Ends every copy, and does not use the buffers until :meth:`restore`."""
         if self.engine is not None:
+            self._start_held()
             self.engine.close()
             self._collect()
         self.engine, self._no_engine = None, "expected registered KV caches, found none"
@@ -228,28 +232,41 @@ class WorkerHalf:
             raise TransferError(self._no_engine)
         return self.engine
 
+    def _ordered(self) -> copy_engine.CopyEngine:
+        """The copy engine, whose copies are ordered after what the device has done."""
+        if self._unfenced is not None:
+            raise TransferError(self._unfenced)
+        return self._open()
+
     # ---- a step
 
     def begin(self, step: StepMetadata) -> None:
         """Called when a step's blocks are ready, before its forward pass is launched.
 
-        The step's loads wait for the work that the device has now, and not for the pass. On a CPU
-        there is nothing to wait for.
+        The copies that start with the step wait for the work that the device has now, and not for
+        the pass.
         """
         if step.half is not None:
             note_worker(step.half, self)
+        if step.loads or self._held:
+            self._fence()
+
+    def _fence(self) -> None:
+        """Orders the next copies after the work that the device has now. On a CPU there is nothing
+        to wait for."""
         before, self._unfenced = self._unfenced, None
-        if not step.loads or not isinstance(self.engine, copy_engine.StreamEngine):
+        if not isinstance(self.engine, copy_engine.StreamEngine):
             return
         try:
             self.engine.fence()
         except Exception as error:
             self._unfenced = str(error)
             if self._unfenced != before:
-                logger.exception("no load can be ordered after what the device does")
+                logger.exception("no copy can be ordered after what the device does")
 
-    def start_loads(self, step: StepMetadata) -> None:
-        """Starts this step's loads. A later :meth:`collect` returns their results."""
+    def start_copies(self, step: StepMetadata) -> None:
+        """Starts this step's loads, and the stores that were held for it. A later :meth:`collect`
+        returns their results."""
         for job in step.loads:
             if not job.entries and job.rejected is None:
                 self._end_load(job, Outcome(self.rank))
@@ -262,13 +279,12 @@ class WorkerHalf:
                 logger.exception("load of request %s could not start", job.request)
                 reason = "load_plan" if job.rejected else "load_start"
                 self._end_load(job, Outcome(self.rank, str(error), reason))
+        self._submit_stores()
 
     def _submit_load(self, job: LoadJob) -> int:
         if job.rejected is not None:
             raise InvalidArgumentError(job.rejected)
-        if self._unfenced is not None:
-            raise TransferError(self._unfenced)
-        return self._open().load(
+        return self._ordered().load(
             [
                 (item, slots, blocks, self._expected(checksums))
                 for item, slots, blocks, checksums in job.entries
@@ -282,20 +298,44 @@ class WorkerHalf:
             raise TransferError("expected an entry with checksums, found one stored without")
         return checksums[self.rank]
 
-    def start_stores(self, step: StepMetadata) -> None:
-        """Starts this step's stores, after its forward pass. States that the next step overwrites
-        are copied before."""
+    def take_stores(self, step: StepMetadata) -> None:
+        """Takes this step's stores, after its forward pass.
+
+        On a GPU they start with the next step, so that the copy of the step's sampled tokens goes
+        first. What they read stays as it is until they are reported, since their blocks are pinned.
+        States that the next step overwrites are copied to such blocks now.
+        """
         for job, entries in step.stores.items():
             try:
-                engine = self._open()
+                self._open()
                 if self._states is not None:
                     self._states.run(entries.state_copies)
-                self._stores[engine.store(entries)] = job
+                self._held[job] = entries
             except Exception as error:
-                logger.exception("store %d could not start", job)
-                self._end_store(job, Outcome(self.rank, str(error), "store_start"))
+                self._refuse_store(job, error)
         if self._stores_end_with_the_step:
+            self._start_held()
             self._wait_for_stores()
+        elif not isinstance(self.engine, copy_engine.StreamEngine):
+            self._start_held()
+
+    def _start_held(self) -> None:
+        """Starts the stores that are held, between two steps."""
+        if self._held:
+            self._fence()
+            self._submit_stores()
+
+    def _submit_stores(self) -> None:
+        held, self._held = self._held, {}
+        for job, entries in held.items():
+            try:
+                self._stores[self._ordered().store(entries)] = job
+            except Exception as error:
+                self._refuse_store(job, error)
+
+    def _refuse_store(self, job: int, error: Exception) -> None:
+        logger.exception("store %d could not start", job)
+        self._end_store(job, Outcome(self.rank, str(error), "store_start"))
 
     def _wait_for_stores(self) -> None:
         if self.engine is not None:
@@ -318,7 +358,8 @@ class WorkerHalf:
 
     def end_stores(self, more: StepMetadata, *, wait: bool) -> WorkerMetadata:
         """See :class:`~hybrid_pages.vllm.processes.colocation.StoresEnder`."""
-        self.start_stores(more)
+        self.take_stores(more)
+        self._start_held()
         if wait:
             self._wait_for_stores()
         self._collect()
