@@ -119,11 +119,11 @@ pytest=("$python" -m pytest -o addopts=--strict-markers -p no:cacheprovider -q -
 connector=tests/gpu/test_connector.py
 stage "tests" 200 "${pytest[@]}" tests/gpu --ignore "$connector" ${dry:+-k alignment}
 stage "connector" 150 "${pytest[@]}" "$connector"
-stage "transformers" 120 "${pytest[@]}" tests/transformers/test_gpu.py -k qwen3.5
 
 budget=$(($(left) - 10))
 ((budget < 120)) || budget=120
 stage "first-hour" $((budget + 10)) "$python" benches/gpu_first_hour.py --budget "$budget" ${dry:+--dry-run}
+stage "transformers" 120 "${pytest[@]}" tests/transformers/test_gpu.py -k qwen3.5
 
 PATH=$PATH:/usr/local/cuda/bin
 for tool in memcheck racecheck; do
