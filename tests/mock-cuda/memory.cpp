@@ -26,6 +26,7 @@ std::shared_mutex& in_use = *new std::shared_mutex;
 Ranges& ranges = *new Ranges;
 Ranges& pageable = *new Ranges;  // what tests flagged; empty: any memory
 Ranges& reserved = *new Ranges;  // addresses without memory, until some is mapped there
+Ranges& unpinnable = *new Ranges;
 
 using Writer = std::unique_lock<std::shared_mutex>;
 
@@ -38,9 +39,9 @@ const Range* holding(const Ranges& all, uint64_t address, uint64_t bytes) {
     return inside ? &range : nullptr;
 }
 
-bool overlaps(uint64_t address, uint64_t bytes) {
-    auto after = ranges.lower_bound(address + bytes);
-    return after != ranges.begin() && std::prev(after)->first + std::prev(after)->second.bytes > address;
+bool overlaps(const Ranges& all, uint64_t address, uint64_t bytes) {
+    auto after = all.lower_bound(address + bytes);
+    return after != all.begin() && std::prev(after)->first + std::prev(after)->second.bytes > address;
 }
 
 CUresult allocate(uint64_t bytes, Kind kind, unsigned flags, uint64_t* address) {
@@ -100,7 +101,7 @@ bool accessible(const Context& context, uint64_t address, uint64_t bytes, Use us
         return (portable || range->context == &context) && (mapped || use == Use::COPY);
     }
     if (holding(reserved, address, 1)) return is_mapped(context, address, bytes);
-    if (use == Use::KERNEL || overlaps(address, bytes)) return false;
+    if (use == Use::KERNEL || overlaps(ranges, address, bytes)) return false;
     return pageable.empty() || holding(pageable, address, bytes);
 }
 
@@ -120,7 +121,7 @@ bool unreserve(uint64_t address) {
 
 bool is_reserved(uint64_t address, uint64_t bytes, bool empty) {
     std::shared_lock<std::shared_mutex> reader(in_use);
-    return holding(reserved, address, bytes) && (!empty || !overlaps(address, bytes));
+    return holding(reserved, address, bytes) && (!empty || !overlaps(ranges, address, bytes));
 }
 
 void map(uint64_t address, uint64_t bytes) {
@@ -194,15 +195,17 @@ EXPORT CUresult cuMemHostRegister_v2(void* memory, size_t bytes, unsigned flags)
         if (setting("NO_PINNING", 0)) return CUDA_ERROR_OUT_OF_MEMORY;
         long most = setting("REGISTER_MOST", 0);
         if (most && bytes > static_cast<size_t>(most)) return CUDA_ERROR_OPERATING_SYSTEM;
+        if (overlaps(unpinnable, address, bytes)) return CUDA_ERROR_OPERATING_SYSTEM;
         // Every other call waits for it: the mock's mutex is held, as the driver's is.
         long pause = setting("REGISTER_US", 0) * static_cast<long>((bytes >> 20) + 1);
         std::this_thread::sleep_for(std::chrono::microseconds(pause));
         Writer writer(in_use);
         // Registrations share no page.
-        uint64_t first = address / 4096 * 4096, end = (address + bytes + 4095) / 4096 * 4096;
+        uint64_t page = static_cast<uint64_t>(setting("PAGE_BYTES", 4096));
+        uint64_t first = address / page * page, end = (address + bytes + page - 1) / page * page;
         for (const auto& [start, range] : ranges) {
             if (range.kind != Kind::REGISTERED) continue;
-            uint64_t from = start / 4096 * 4096, to = (start + range.bytes + 4095) / 4096 * 4096;
+            uint64_t from = start / page * page, to = (start + range.bytes + page - 1) / page * page;
             if (from < end && first < to) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
         }
         ranges[address] = Range{bytes, Kind::REGISTERED, current(), flags};
@@ -253,6 +256,13 @@ EXPORT CUresult cuPointerGetAttribute(void* data, int attribute, CUdeviceptr add
 }
 
 // ---- what tests control ----
+
+/// From now on, registering any of such memory fails; with null, all memory can be registered again.
+EXPORT void mock_cuda_unpinnable(void* memory, size_t bytes) {
+    Writer writer(in_use);
+    if (!memory) return unpinnable.clear();
+    unpinnable[reinterpret_cast<uint64_t>(memory)] = Range{bytes, Kind::REGISTERED, nullptr, 0};
+}
 
 /// From now on, a copy may touch only such memory of the host, beside what is pinned.
 EXPORT void mock_cuda_flag_pageable(void* memory, size_t bytes) {

@@ -110,10 +110,11 @@ CUresult call(const char* name, unsigned traits, const std::function<CUresult(Lo
 /// The value that `mock_cuda_set` set, or the environment variable `MOCK_CUDA_...`, as a number: DEVICES,
 /// CAPABILITY (90 for 9.0), MULTIPROCESSORS, INTEGRATED, DRIVER_VERSION, NUMA_NODE, NO_BATCH, NO_WORDS, NO_CUBIN,
 /// NO_PTX, NO_PINNING, COPY_US and KERNEL_US, a pause before each; and what a driver is unkind in:
-/// REGISTER_MOST, the bytes above which registering fails, REGISTER_US, for a MiB of it, DEEP, the
-/// length from which queues make submits slow, REFUSE_BATCH and HALVE_BATCH, a code that every batch of copies ends
-/// with, none or half of it taken, WRONG, a kernel that goes wrong (see kernels.cpp), and SERVING, while which no call may stall. From the environment alone: DELAY_US, SEED and FAIL,
-/// see calls.cpp.
+/// REGISTER_MOST, the bytes above which registering fails, REGISTER_US, for a MiB of it, PAGE_BYTES,
+/// of a page, which two registrations may not share, DEEP, the length from which queues make submits
+/// slow, REFUSE_BATCH and HALVE_BATCH, a code that every batch of copies ends with, none or half of it
+/// taken, WRONG, a kernel that goes wrong (see kernels.cpp), and SERVING, while which no call may
+/// stall. From the environment alone: DELAY_US, SEED and FAIL, see calls.cpp.
 long setting(const char* name, long otherwise);
 
 /// Says it on stderr and counts it: a use of the API that a driver need not notice.

@@ -573,6 +573,20 @@ RUST = [
     ),
     _rust(
         "hybrid-pages-cuda",
+        "what a neighbour has pinned in part is taken for pinned",
+        "(Ok(first), Ok(end)) => end.wrapping_sub(first) == last as u64,",
+        "(Ok(_), _) => true,",
+        "it::cuda_pinning::what_others_have_pinned_counts_only_as_a_whole",
+    ),
+    _rust(
+        "hybrid-pages-cuda",
+        "a kernel reaches for slots that are not pinned",
+        "            || slots.iter().all(|slot| state.is_pinned(slot.0 as usize))",
+        "            || slots.iter().any(|slot| state.is_pinned(slot.0 as usize))",
+        "it::cuda_pinning::what_cannot_be_pinned_costs_its_own_slots_alone",
+    ),
+    _rust(
+        "hybrid-pages-cuda",
         "what lies behind the tokens of a page stays in the slots",
         "            if zeros {\n",
         "            if zeros && payload.tiles == 0 {\n",

@@ -39,31 +39,50 @@ class CudaDevice:
 class Pinning:
     """Pins the slots of an arena, from slot 0 on, so that devices copy them directly.
 
-    A thread takes the memory from the system and registers it with the driver, piece by piece. One
-    pinning serves any number of copy engines until it is closed.
+    A thread takes the memory from the system and registers it with the driver, piece by piece, with
+    pauses in which other callers of the driver get their turn. One pinning serves any number of
+    copy engines until it is closed.
 
     arena: has the slots. rank: whose plane is pinned. device: number of the device.
-    piece_bytes: the most memory to register in one call; some systems refuse more than 2 GiB.
-    Pieces begin on slots that begin on pages of memory, if there are such slots.
+    piece_bytes: the most memory to register in one call. Pieces begin on slots that begin on pages
+    of memory, if there are such slots. start: whether pinning starts at once. Copy engines are best
+    made before it starts, since their calls of the driver wait while a piece is registered.
 
-    If a piece cannot be registered, only the slots before it are used. If it is the first piece,
-    all slots are used as pageable memory.
+    A piece that cannot be registered is tried again after a pause, then in halves down to 16 MiB.
+    Slots for which that fails, too, are used as pageable memory. If the system has no memory for a
+    piece, only the slots before it are used.
 
     Raises CudaError without driver or device, or if the driver fails; InvalidArgumentError for
-    pieces of less than 4 KiB.
+    pieces of less than a page of memory.
     """
 
     def __new__(
-        cls, arena: Arena, *, rank: int, device: int, piece_bytes: int = 2 << 30
+        cls,
+        arena: Arena,
+        *,
+        rank: int,
+        device: int,
+        piece_bytes: int = 256 << 20,
+        start: bool = True,
     ) -> Pinning: ...
+    def start(self) -> None:
+        """Start to pin the slots, unless that was done before.
+
+        Raises TransferError if the system starts no thread.
+        """
+
     @property
     def pinned_slots(self) -> int:
-        """How many slots, from 0 on, are pinned. It never falls before :meth:`close`."""
+        """How many slots are pinned. It never falls before :meth:`close`."""
+
+    @property
+    def unpinned_slots(self) -> int:
+        """How many of the usable slots could not be pinned: copies of them are slower."""
 
     @property
     def usable_slots(self) -> int:
-        """How many slots, from 0 on, copy engines may use: the pinned ones, or all if none can be
-        pinned."""
+        """How many slots, from 0 on, copy engines may use: pinned ones, and those that could not
+        be."""
 
     @property
     def slots(self) -> int:
@@ -71,14 +90,17 @@ class Pinning:
 
     @property
     def error(self) -> str | None:
-        """Why some slots will not be pinned, and what that costs; None if all will be."""
+        """Why some slots could not be pinned, and what that costs; None without such slots."""
 
     @property
     def seconds(self) -> float:
         """How long pinning has taken so far."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until pinning has ended, at most `timeout` seconds. Returns whether it has."""
+        """Wait until pinning has ended, at most `timeout` seconds. Returns whether it has.
+
+        It ends when no further slot becomes usable.
+        """
 
     def close(self) -> None:
         """Stop pinning, and unpin the slots.
@@ -97,8 +119,8 @@ class CudaEngine(_Engine):
     fewer bytes than this, on average, are copied by a kernel, others by DMA; by default 28,672,
     above which DMA was faster on an H100. Pages that have not all of their tokens are stored by a
     kernel. batch_copies: whether many copies may go to the driver in one call, where it has one.
-    pinning: pins the slots; without one, the constructor
-    pins all of them, or none. owners: objects kept alive until the copy engine is closed or
+    pinning: pins the slots, and is started by the caller; without one, the constructor pins them,
+    and waits for it. owners: objects kept alive until the copy engine is closed or
     dropped; both wait for the transfers in flight.
 
     A stream is a handle (`hybrid_pages.cuda.stream_handle`), 0 for the default one; it must be a
@@ -168,7 +190,8 @@ class CudaEngine(_Engine):
     def device(self) -> CudaDevice: ...
     @property
     def pinned(self) -> bool:
-        """Whether the slots are pinned, so that the device copies them directly."""
+        """Whether the device copies slots directly: when the engine was made, there was no slot
+        that could not be pinned."""
 
     @property
     def warnings(self) -> list[str]:

@@ -14,4 +14,4 @@ mod pinning;
 
 pub use engine::CudaEngine;
 pub use error::{CudaError, Result};
-pub use pinning::Pinning;
+pub use pinning::{Pinning, PinningOptions};

@@ -381,7 +381,7 @@ mod tests {
             packed: vec![packed(0, 4096, 20), packed(20, 5096, 18)],
             ..Payload::default()
         };
-        let cuts = Cuts::new(4096, 1 << 20, 4096, 1 << 20);
+        let cuts = Cuts::new(4096, 1 << 20, 4096, 4096, 1 << 20);
         let found: Vec<_> = payload
             .copies(cuts)
             .iter()
@@ -403,7 +403,9 @@ mod tests {
         };
         assert_eq!(payload.copies(cuts).len(), 1);
         assert_eq!(
-            payload.copies(Cuts::new(4096, 1 << 20, 4096, 4096)).len(),
+            payload
+                .copies(Cuts::new(4096, 1 << 20, 4096, 4096, 4096))
+                .len(),
             2
         );
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hybrid_pages::transfer::{Direction, EntryCopy};
 use hybrid_pages_cuda::driver::{Description, Device, Driver, numa_node};
 use hybrid_pages_cuda::engine::{CudaEngine, CudaFacts, CudaOptions};
-use hybrid_pages_cuda::{Pinning, Result};
+use hybrid_pages_cuda::{Pinning, PinningOptions, Result};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
@@ -80,24 +80,44 @@ pub struct PyPinning {
 #[pymethods]
 impl PyPinning {
     #[new]
-    #[pyo3(signature = (arena, *, rank, device, piece_bytes = 2147483648))]
+    #[pyo3(signature = (arena, *, rank, device, piece_bytes = 268435456, start = true))]
     fn new(
         py: Python<'_>,
         arena: &PyArena,
         rank: Whole,
         #[pyo3(from_py_with = whole)] device: usize,
         #[pyo3(from_py_with = whole)] piece_bytes: usize,
+        start: bool,
     ) -> PyResult<Self> {
         let memory = arena.inner.memory(rank.0).map_err(to_py)?;
-        let pinning = py.detach(|| Pinning::new(memory, device, piece_bytes));
+        let options = PinningOptions {
+            piece_bytes,
+            ..PinningOptions::default()
+        };
+        let pinning = py.detach(|| {
+            let pinning = Pinning::new(memory, device, &options)?;
+            if start {
+                pinning.start()?;
+            }
+            Ok(pinning)
+        });
         Ok(Self {
             inner: Arc::new(pinning.map_err(cuda_to_py)?),
         })
     }
 
+    fn start(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.inner.start()).map_err(cuda_to_py)
+    }
+
     #[getter]
     fn pinned_slots(&self) -> usize {
         self.inner.pinned_slots()
+    }
+
+    #[getter]
+    fn unpinned_slots(&self) -> usize {
+        self.inner.unpinned_slots()
     }
 
     #[getter]

@@ -74,6 +74,7 @@ functions! {
     fail = "mock_cuda_fail"(function: *const i8, nth: c_long, code: c_int, mode: c_int) -> ();
     calls = "mock_cuda_calls"(function: *const i8) -> c_long;
     count = "mock_cuda_count"(what: *const i8) -> c_long;
+    unpinnable = "mock_cuda_unpinnable"(memory: *mut c_void, nbytes: usize) -> ();
     set = "mock_cuda_set"(name: *const i8, value: c_long) -> ();
     depth = "mock_cuda_depth"() -> c_long;
     outside = "mock_cuda_outside"(change: c_int) -> ();
@@ -208,6 +209,15 @@ impl Mock {
     pub fn reset(&self) {
         // SAFETY: nothing is asked of the caller.
         unsafe { self.functions.reset() };
+    }
+
+    /// From now on, memory of this region can't be pinned. Without a region, all memory can.
+    pub fn refuse_to_pin(&self, region: Option<Region>) {
+        let (memory, nbytes) = region.map_or((ptr::null_mut(), 0), |region| {
+            (region.address().as_ptr().cast(), region.nbytes())
+        });
+        // SAFETY: an address and a number.
+        unsafe { self.functions.unpinnable(memory, nbytes) };
     }
 
     /// Pins memory as somebody else in the process would; unpins it.

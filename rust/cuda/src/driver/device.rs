@@ -152,6 +152,12 @@ impl Device {
         }
         Ok(Entered { device: self, mode })
     }
+
+    /// As [`enter`](Self::enter), to give something back. It is tried twice: what is not given back is lost to the
+    /// process.
+    pub(crate) fn enter_to_free(&self) -> Result<Entered<'_>> {
+        self.enter().or_else(|_| self.enter())
+    }
 }
 
 impl Drop for Device {

@@ -43,7 +43,7 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        if let Ok(_entered) = self.device.enter() {
+        if let Ok(_entered) = self.device.enter_to_free() {
             // SAFETY: nothing uses it any more; a failure leaves nothing to be done.
             let _ = unsafe { self.device.driver().memory_free(self.address) };
         }
@@ -96,7 +96,7 @@ impl HostMemory {
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
-        if let Ok(_entered) = self.device.enter() {
+        if let Ok(_entered) = self.device.enter_to_free() {
             // SAFETY: nothing uses it any more; a failure leaves nothing to be done.
             let _ = unsafe { self.device.driver().host_free(self.host.as_ptr().cast()) };
         }

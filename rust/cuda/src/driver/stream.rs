@@ -95,7 +95,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if let Ok(_entered) = self.device.enter() {
+        if let Ok(_entered) = self.device.enter_to_free() {
             // SAFETY: nobody uses it any more; a failure leaves nothing to be done.
             let _ = unsafe { self.device.driver().stream_destroy(self.handle) };
         }
@@ -172,7 +172,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if let Ok(_entered) = self.device.enter() {
+        if let Ok(_entered) = self.device.enter_to_free() {
             // SAFETY: nobody uses it any more; a failure leaves nothing to be done.
             let _ = unsafe { self.device.driver().event_destroy(self.handle) };
         }

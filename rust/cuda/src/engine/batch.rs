@@ -39,6 +39,8 @@ pub(super) struct CopyBatch {
     pub(super) given: Vec<Ticket>,
     /// Whether the device computes digests for this batch.
     pub(super) digests: bool,
+    /// Whether its slots are pinned. Entries with slots that are not go apart.
+    pub(super) pinned: bool,
 }
 
 /// Makes batches from transfers that wait.
@@ -66,11 +68,11 @@ impl BatchBuilder<'_> {
         while let Some(ticket) = queue.front().copied() {
             let transfer = running.get_mut(&ticket).expect("what waits has not ended");
             // Loads with different fences go apart, so that none waits for the fence of another. Stores wait for all
-            // work before them. Transfers with pageable memory go alone.
+            // work before them.
             let same = fence.is_some() && fence == transfer.submitted.fence;
             let alike = direction == Direction::Store || same;
             let full = batch.parts.len() == MOST_TRANSFERS;
-            if !batch.parts.is_empty() && (!alike || full || self.slots.is_pageable()) {
+            if !batch.parts.is_empty() && (!alike || full) {
                 break;
             }
             fence = transfer.submitted.fence;
@@ -96,6 +98,14 @@ impl BatchBuilder<'_> {
         let mut full = false;
         while transfer.is_waiting() && !full {
             let (plan, index) = (&transfer.submitted.plan, transfer.next);
+            let pinned = self.slots.are_pinned(&plan.entries()[index].slots);
+            let begun = !batch.payload.entries.is_empty();
+            // Pageable slots wait for the point of one transfer alone.
+            if begun && (pinned != batch.pinned || !pinned && !batch.parts.is_empty()) {
+                full = true;
+                break;
+            }
+            batch.pinned = pinned;
             let payload = &mut batch.payload;
             payload.push(layout, self.patterns, memory, cuts, plan, index);
             if payload.entries.len() > 1 && !self.holds(payload) {

@@ -21,7 +21,7 @@ mod worker;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 use hybrid_pages::error::Error;
@@ -34,7 +34,7 @@ use hybrid_pages::transfer::{
 use crate::driver::{Device, Driver, memory_kind};
 use crate::error::{CudaError, Result};
 use crate::payload::Patterns;
-use crate::pinning::{Pinned, Pinning};
+use crate::pinning::{Pinned, Pinning, PinningOptions};
 
 use batch_call::BatchCall;
 use buffers::BufferSizes;
@@ -70,7 +70,8 @@ struct Fence {
 /// Abilities of an engine on this machine, found when it was made.
 #[derive(Debug, Clone)]
 pub struct CudaFacts {
-    /// Whether the slots are pinned, so that the device reaches them without copies through other memory.
+    /// Whether the device reaches the slots without copies through other memory: none is known that could not be
+    /// pinned.
     pub pinned: bool,
     /// Whether kernels are loaded: they move small pieces, and compute checksums on the device.
     pub kernels: bool,
@@ -79,14 +80,14 @@ pub struct CudaFacts {
 }
 
 impl CudaEngine {
-    /// Opens the device, pins the arena unless the options have a pinning, loads the kernels, allocates all memory
-    /// that the engine needs and starts its thread.
+    /// Opens the device, loads the kernels, allocates all memory that the engine needs, pins the arena unless the
+    /// options have a pinning, and starts the engine's thread.
     ///
     /// # Errors
     /// [`CudaError::Unavailable`] without driver or device; [`CudaError::Core`] with
     /// [`Error::Foreign`] if the arena belongs to another geometry, [`Error::InvalidArgument`] on
-    /// impossible options, layers that are not in this device's memory, or a pinning of other slots;
-    /// [`CudaError::Driver`].
+    /// impossible options, layers that are not in this device's memory, or a pinning of other slots, or
+    /// [`Error::Arena`] if the system lacks memory for the slots; [`CudaError::Driver`].
     pub fn new(layout: TransferLayout, memory: SlotMemory, options: &CudaOptions) -> Result<Self> {
         let transfers = Transfers::new(layout, memory, "a device cannot be used there")?;
         if !(options.share > 0.0 && options.share <= 1.0) {
@@ -99,9 +100,18 @@ impl CudaEngine {
         let device = Device::open(&driver, options.device)?;
         check_memory(transfers.layout(), &device)?;
         let mut warnings = Vec::new();
+        let pins = options.pinning.is_none();
         let pinning = match &options.pinning {
             Some(pinning) => Arc::clone(pinning),
-            None => Arc::new(Pinning::whole(transfers.memory().clone(), &device)?),
+            None => {
+                // The caller waits for it, so it pauses for nothing.
+                let options = PinningOptions {
+                    retry_after: Duration::ZERO,
+                    ..PinningOptions::default()
+                };
+                let memory = transfers.memory().clone();
+                Arc::new(Pinning::of(memory, Arc::clone(&device), &options)?)
+            }
         };
         if device.description().integrated {
             warnings.push(format!(
@@ -110,9 +120,7 @@ impl CudaEngine {
                 device.description().name
             ));
         }
-        warnings.extend(pinning.error());
         let slots = pinning.join(transfers.memory())?;
-        let pinned = !slots.is_pageable();
         let patterns = Patterns::new(transfers.layout());
         let sizes = buffer_sizes(&transfers, &patterns, &slots);
         let batch_call = Arc::new(BatchCall::new(&driver, options.batch_copies));
@@ -124,12 +132,17 @@ impl CudaEngine {
             Arc::clone(&batch_call),
             &mut warnings,
         )?;
+        let events = EventPool::new(&device)?;
+        // Last of all: other calls of the driver wait while memory is pinned.
+        if pins {
+            pin_all(&pinning)?;
+        }
+        warnings.extend(pinning.error());
         let facts = CudaFacts {
-            pinned,
+            pinned: pinning.unpinned_slots() == 0,
             kernels: streams.has_kernels(),
             warnings,
         };
-        let events = EventPool::new(&device)?;
         let shared = Arc::new(EngineState::new(transfers));
         let (queue, commands) = crossbeam_channel::unbounded();
         let thread = worker::spawn(
@@ -148,7 +161,7 @@ impl CudaEngine {
             fences: AtomicU64::new(0),
             events,
             pinning,
-            pins: options.pinning.is_none(),
+            pins,
             device,
             batch_call,
             facts,
@@ -279,7 +292,7 @@ impl CudaEngine {
         match slots.find(|slot| slot.0 as usize >= usable) {
             None => Ok(()),
             Some(slot) => reject(format!(
-                "slot {}: expected one below {usable}, which are pinned so far, of {}",
+                "slot {}: expected one below {usable}, which are ready so far, of {}",
                 slot.0,
                 self.pinning.slots()
             )),
@@ -345,6 +358,18 @@ impl Drop for CudaEngine {
             // The thread may have held the queue's lock at the fork; closing the queue would wait for it.
             std::mem::forget(self.queue.clone());
         }
+    }
+}
+
+/// Pins all slots, as far as the driver accepts them, and waits for it.
+fn pin_all(pinning: &Pinning) -> Result<()> {
+    pinning.start()?;
+    pinning.wait(None);
+    match pinning.error() {
+        Some(why) if pinning.usable_slots() < pinning.slots() => {
+            Err(CudaError::Core(Error::arena(why)))
+        }
+        _ => Ok(()),
     }
 }
 

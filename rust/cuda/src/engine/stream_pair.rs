@@ -297,7 +297,8 @@ impl StreamPair {
     /// The addresses are of live memory that belongs to the batch until the copies have ended.
     unsafe fn copy_all(&self, copies: &[CopyRange], slots: &Pinned) -> Result<()> {
         let driver = self.device.driver();
-        if copies.len() > 1 && !slots.is_pageable() && self.batch_call.is_used() {
+        let pinned = copies.iter().all(|copy| slots.is_pinned(copy.arena));
+        if copies.len() > 1 && pinned && self.batch_call.is_used() {
             // SAFETY: the caller promises this.
             match unsafe { self.copy_batch(copies) } {
                 Err(error) if !error.is_sticky() => self.batch_call.refuse(&error),

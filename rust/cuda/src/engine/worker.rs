@@ -210,11 +210,13 @@ impl Worker {
         if self.in_flight[side].len() == MOST_IN_FLIGHT {
             return Ok(false);
         }
-        if self.streams.slots().is_pageable() {
+        let transfer = &self.running[next];
+        let entry = &transfer.submitted.plan.entries()[transfer.next];
+        if !self.streams.slots().are_pinned(&entry.slots) {
             // A copy of pageable memory may block this thread until the device gets to it. So it begins only when the
             // compute stream is done; other copies go on.
             let _entered = self.device.enter()?;
-            return self.running[next].submitted.after.event().query();
+            return transfer.submitted.after.event().query();
         }
         let load = Direction::Load as usize;
         let loads = !self.in_flight[load].is_empty() || !self.waiting[load].is_empty();
@@ -288,7 +290,7 @@ impl Worker {
         let small = payload.bytes < self.kernel_below.saturating_mul(payload.pieces());
         let zeros =
             direction == Direction::Store && payload.entries.iter().any(PlacedEntry::is_partial);
-        let method = if (small || zeros) && self.streams.has_kernels() && !slots.is_pageable() {
+        let method = if (small || zeros) && self.streams.has_kernels() && batch.pinned {
             CopyMethod::Kernel
         } else {
             if zeros {

@@ -108,7 +108,7 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        if let Ok(_entered) = self.device.enter() {
+        if let Ok(_entered) = self.device.enter_to_free() {
             // SAFETY: no launch is under way; a failure leaves nothing to be done.
             let _ = unsafe { self.device.driver().module_unload(self.module) };
         }

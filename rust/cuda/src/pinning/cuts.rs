@@ -1,29 +1,30 @@
-//! Cuts the memory of slots into pieces that are pinned one by one.
+//! Cuts the memory of slots into strips. A strip is pinned as a whole or not at all.
 
-const PAGE: u64 = 4096;
+use std::ops::Range;
+
 const HUGE_PAGE: u64 = 2 << 20;
 
-/// A cut of memory into pieces of equal length. The last piece may be shorter.
+/// A cut of memory into strips of equal length. The last strip may be shorter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cuts {
     start: u64,
     nbytes: u64,
-    /// Bytes of a piece.
+    /// Bytes of a strip.
     step: u64,
 }
 
 impl Cuts {
-    /// Cuts memory into pieces of at most `most` bytes. Pieces begin on pages of the system, so that two
+    /// Cuts memory into strips of at most `most` bytes. Strips begin on pages of the system, so that two
     /// registrations never share one, and if possible on slots.
-    pub(crate) fn new(start: u64, nbytes: u64, slot_bytes: u64, most: u64) -> Self {
+    pub(crate) fn new(start: u64, nbytes: u64, slot_bytes: u64, page: u64, most: u64) -> Self {
         let grains = [
-            common(slot_bytes, HUGE_PAGE),
-            common(slot_bytes, PAGE),
-            PAGE,
+            common(slot_bytes, HUGE_PAGE.max(page)),
+            common(slot_bytes, page),
+            page,
         ];
         let grain = grains.into_iter().find(|grain| *grain <= most);
         let step = match grain {
-            Some(grain) if start.is_multiple_of(PAGE) => most / grain * grain,
+            Some(grain) if start.is_multiple_of(page) => most / grain * grain,
             // There is no place to cut at.
             _ => nbytes,
         };
@@ -34,18 +35,24 @@ impl Cuts {
         }
     }
 
-    /// How many pieces there are.
+    /// How many strips there are.
     pub(crate) fn count(&self) -> usize {
         self.nbytes.div_ceil(self.step) as usize
     }
 
-    /// Address and length of a piece, in bytes.
-    pub(crate) fn piece(&self, index: usize) -> (u64, u64) {
-        let first = index as u64 * self.step;
-        (self.start + first, self.step.min(self.nbytes - first))
+    /// How many strips are as long as so many bytes: at least one.
+    pub(crate) fn strips_in(&self, bytes: u64) -> usize {
+        (bytes / self.step).max(1) as usize
     }
 
-    /// The piece that holds an address, and how many of its bytes are left from there on.
+    /// Address and length of neighbouring strips, in bytes.
+    pub(crate) fn span(&self, strips: &Range<usize>) -> (u64, u64) {
+        let first = strips.start as u64 * self.step;
+        let end = (strips.end as u64).saturating_mul(self.step);
+        (self.start + first, end.min(self.nbytes) - first)
+    }
+
+    /// The strip that holds an address, and how many of its bytes are left from there on.
     pub(crate) fn at(&self, address: u64) -> (usize, u64) {
         let offset = address - self.start;
         let index = offset / self.step;
@@ -65,10 +72,17 @@ impl Cuts {
         })
     }
 
-    /// How many whole slots lie in the first pieces.
-    pub(crate) fn slots(&self, pieces: usize, slot_bytes: u64) -> usize {
-        let bytes = (pieces as u64).saturating_mul(self.step).min(self.nbytes);
+    /// How many whole slots lie in the first strips.
+    pub(crate) fn slots(&self, strips: usize, slot_bytes: u64) -> usize {
+        let bytes = (strips as u64).saturating_mul(self.step).min(self.nbytes);
         (bytes / slot_bytes) as usize
+    }
+
+    /// The strips that hold a slot.
+    pub(crate) fn strips_of(&self, slot: usize, slot_bytes: u64) -> Range<usize> {
+        let first = slot as u64 * slot_bytes;
+        let last = first + slot_bytes - 1;
+        (first / self.step) as usize..(last / self.step) as usize + 1
     }
 
     /// The most parts into which a stretch as long as a slot can be split.
@@ -77,7 +91,7 @@ impl Cuts {
     }
 }
 
-/// The least common multiple. For odd slot sizes and pages it is often far too long.
+/// The least common multiple with a power of two. For odd slot sizes and pages it is often far too long.
 fn common(a: u64, b: u64) -> u64 {
     let shared = 1 << a.trailing_zeros().min(b.trailing_zeros());
     a.saturating_mul(b / shared)
@@ -87,45 +101,53 @@ fn common(a: u64, b: u64) -> u64 {
 mod tests {
     use super::*;
 
-    const START: u64 = 7 * PAGE;
+    const PAGE: u64 = 4096;
+    const START: u64 = 7 * 16 * PAGE;
 
-    fn cuts(nbytes: u64, slot_bytes: u64, most: u64) -> Vec<(u64, u64)> {
-        let cuts = Cuts::new(START, nbytes, slot_bytes, most);
-        (0..cuts.count()).map(|index| cuts.piece(index)).collect()
+    fn cuts(nbytes: u64, slot_bytes: u64, page: u64, most: u64) -> Vec<(u64, u64)> {
+        let cuts = Cuts::new(START, nbytes, slot_bytes, page, most);
+        let strip = |index| cuts.span(&(index..index + 1));
+        (0..cuts.count()).map(strip).collect()
     }
 
     #[test]
-    fn pieces_are_as_long_as_they_may_and_begin_on_slots_and_pages() {
-        for (slot, slots, most) in [
-            (PAGE, 10, 3 * PAGE),
-            (3 * PAGE / 2, 20, 10 * PAGE),
-            (20_011, 9000, 100 << 20),
-            (100, 7, 1 << 31),
+    fn strips_are_as_long_as_they_may_and_begin_on_slots_and_pages() {
+        for (page, slot, slots, most) in [
+            (PAGE, PAGE, 10, 3 * PAGE),
+            (PAGE, 3 * PAGE / 2, 20, 10 * PAGE),
+            (PAGE, 20_011, 9000, 100 << 20),
+            (PAGE, 100, 7, 1 << 31),
+            (16 * PAGE, 3 * PAGE, 1000, 100 * PAGE),
         ] {
-            let all = cuts(slot * slots, slot, most);
+            let all = cuts(slot * slots, slot, page, most);
             let mut next = START;
             for (address, bytes) in &all {
                 assert_eq!(*address, next);
                 assert!(
-                    *bytes <= most && bytes % PAGE == 0
+                    *bytes <= most && bytes % page == 0
                         || all.len() == 1
                         || *address == all[all.len() - 1].0
                 );
-                assert!(address.is_multiple_of(PAGE) && (address - START).is_multiple_of(slot));
+                assert!(address.is_multiple_of(page) && (address - START).is_multiple_of(slot));
                 next += bytes;
             }
             assert_eq!(next, START + slot * slots);
         }
-        assert_eq!(cuts(10 * PAGE, PAGE, 3 * PAGE).len(), 4);
+        assert_eq!(cuts(10 * PAGE, PAGE, PAGE, 3 * PAGE).len(), 4);
+        assert_eq!(cuts(100 * PAGE, PAGE, 16 * PAGE, 33 * PAGE).len(), 4);
     }
 
     #[test]
     fn slots_that_never_end_on_a_page_are_cut_on_pages() {
-        let cuts = Cuts::new(START, 90_001 * 8, 90_001, 3 * PAGE);
-        assert_eq!(cuts.piece(1), (START + 3 * PAGE, 3 * PAGE));
+        let cuts = Cuts::new(START, 90_001 * 8, 90_001, PAGE, 3 * PAGE);
+        assert_eq!(cuts.span(&(1..2)), (START + 3 * PAGE, 3 * PAGE));
+        assert_eq!(cuts.span(&(1..4)), (START + 3 * PAGE, 9 * PAGE));
         assert_eq!(cuts.slots(7, 90_001), 0);
         assert_eq!(cuts.slots(8, 90_001), 1);
         assert_eq!(cuts.slots(cuts.count(), 90_001), 8);
+        assert_eq!(cuts.strips_of(0, 90_001), 0..8);
+        assert_eq!(cuts.strips_of(7, 90_001), 51..cuts.count());
+        assert_eq!((cuts.strips_in(PAGE), cuts.strips_in(7 * PAGE)), (1, 2));
         let parts: Vec<_> = cuts.parts(START + 3 * PAGE - 1, 2 + 3 * PAGE).collect();
         assert_eq!(
             parts,
@@ -138,8 +160,12 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_does_not_begin_on_a_page_is_one_piece() {
-        let cuts = Cuts::new(START + 8, 100 * PAGE, PAGE, PAGE);
-        assert_eq!((cuts.count(), cuts.piece(0)), (1, (START + 8, 100 * PAGE)));
+    fn memory_that_does_not_begin_on_a_page_is_one_strip() {
+        let whole = |start, page| {
+            let cuts = Cuts::new(start, 100 * PAGE, PAGE, page, page);
+            assert_eq!((cuts.count(), cuts.span(&(0..1))), (1, (start, 100 * PAGE)));
+        };
+        whole(START + 8, PAGE);
+        whole(START + PAGE, 16 * PAGE);
     }
 }

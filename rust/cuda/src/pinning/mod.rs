@@ -3,158 +3,104 @@
 //! A pinning outlives the copy engines that use it, such as those that a sleeping vLLM closes.
 
 mod cuts;
+mod options;
+mod state;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{Builder, JoinHandle, available_parallelism};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use hybrid_pages::error::{Cause, Error};
 use hybrid_pages::guarded::lock;
-use hybrid_pages::transfer::{Region, SlotMemory};
-use hybrid_pages_arena::prefault;
+use hybrid_pages::ids::SlotId;
+use hybrid_pages::transfer::SlotMemory;
 
-use crate::driver::{Device, Driver, Registration, numa_node};
+use crate::driver::{Device, Driver};
 use crate::error::{CudaError, Result};
 
 pub(crate) use cuts::Cuts;
-
-/// Number of threads that touch memory before it is pinned.
-const THREADS: usize = 4;
-
-/// The treatment of pinned pieces when a later piece cannot be pinned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum OnFailure {
-    /// They stay pinned, and the slots after them are not used.
-    Keeps,
-    /// They are given back, and all slots are used as pageable memory.
-    GivesBack,
-}
+pub use options::PinningOptions;
+use state::PinningState;
 
 /// Pins the slots of an arena in the background, from slot 0 on.
 ///
-/// If not even the first piece can be pinned, all slots are used as pageable memory.
+/// Slots that cannot be pinned are used as pageable memory, which is slower.
 pub struct Pinning {
     state: Arc<PinningState>,
     thread: Mutex<Option<JoinHandle<()>>>,
     process: u32,
 }
 
-struct PinningState {
-    device: Arc<Device>,
-    memory: SlotMemory,
-    cuts: Cuts,
-    failure: OnFailure,
-    /// The NUMA node that the device is nearest to.
-    node: Option<u32>,
-    /// For each pinned piece, the device's address of a byte minus the host's.
-    mapped: Vec<AtomicU64>,
-    pinned: AtomicUsize,
-    usable: AtomicUsize,
-    pageable: AtomicBool,
-    stop: AtomicBool,
-    engines: AtomicUsize,
-    progress: Mutex<PinningProgress>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct PinningProgress {
-    registrations: Vec<Registration>,
-    error: Option<String>,
-    seconds: f64,
-    ended: bool,
-    closed: bool,
-}
-
 impl Pinning {
-    /// The default size of a piece in bytes. Every known system pins as much in one call.
-    pub const PIECE_BYTES: usize = 2 << 30;
-
-    /// Starts to pin slots for a device, in pieces of at most `piece_bytes`.
+    /// Prepares to pin slots for a device. Nothing is pinned before [`start`](Self::start).
     ///
     /// # Errors
     /// [`CudaError::Unavailable`] without driver or device; [`CudaError::Core`] with
     /// [`Error::InvalidArgument`] on pieces below a page; [`CudaError::Driver`].
-    pub fn new(memory: SlotMemory, device: usize, piece_bytes: usize) -> Result<Self> {
-        let device = Device::open(&Driver::get()?, device)?;
-        Self::begin(memory, device, piece_bytes, OnFailure::Keeps)
+    pub fn new(memory: SlotMemory, device: usize, options: &PinningOptions) -> Result<Self> {
+        Self::of(memory, Device::open(&Driver::get()?, device)?, options)
     }
 
-    /// Pins all slots or none, and waits for it.
-    ///
-    /// # Errors
-    /// The errors of [`new`](Self::new), and [`CudaError::Core`] with [`Error::Arena`] if the system lacks memory for
-    /// the slots.
-    pub(crate) fn whole(memory: SlotMemory, device: &Arc<Device>) -> Result<Self> {
-        let device = Arc::clone(device);
-        let pinning = Self::begin(memory, device, Self::PIECE_BYTES, OnFailure::GivesBack)?;
-        pinning.wait(None);
-        match pinning.error() {
-            Some(why) if pinning.usable_slots() == 0 => Err(CudaError::Core(Error::arena(why))),
-            _ => Ok(pinning),
-        }
-    }
-
-    fn begin(
+    /// As [`new`](Self::new), for an open device.
+    pub(crate) fn of(
         memory: SlotMemory,
         device: Arc<Device>,
-        piece_bytes: usize,
-        failure: OnFailure,
+        options: &PinningOptions,
     ) -> Result<Self> {
-        const LEAST: usize = 4096;
-        if piece_bytes < LEAST {
-            return Err(CudaError::Core(Error::InvalidArgument(format!(
-                "piece_bytes: expected at least {LEAST}, found {piece_bytes}"
-            ))));
+        let PinningOptions {
+            piece_bytes,
+            page_bytes,
+            ..
+        } = options;
+        if *page_bytes == 0 || piece_bytes < page_bytes {
+            return reject(format!(
+                "piece_bytes: expected at least {page_bytes}, a page of memory, found {piece_bytes}"
+            ));
         }
-        let region = memory.region();
-        let start = region.address().as_ptr().expose_provenance() as u64;
-        let slot_bytes = memory.slot_bytes() as u64;
-        let cuts = Cuts::new(
-            start,
-            region.nbytes() as u64,
-            slot_bytes,
-            piece_bytes as u64,
-        );
-        let node = numa_node(device.driver(), device.description().ordinal)?;
-        let state = Arc::new(PinningState {
-            device,
-            node: node.and_then(|node| u32::try_from(node).ok()),
-            memory,
-            failure,
-            mapped: (0..cuts.count()).map(|_| AtomicU64::new(0)).collect(),
-            cuts,
-            pinned: AtomicUsize::new(0),
-            usable: AtomicUsize::new(0),
-            pageable: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
-            engines: AtomicUsize::new(0),
-            progress: Mutex::default(),
-            changed: Condvar::new(),
-        });
-        let working = Arc::clone(&state);
-        let thread = Builder::new()
-            .name("hybrid-pages-pin".into())
-            .spawn(move || working.run())
-            .map_err(|error| {
-                let text = format!("the thread that pins cannot start: {error}");
-                CudaError::Core(Error::transfer(Cause::new(text, error)))
-            })?;
         Ok(Self {
-            state,
-            thread: Mutex::new(Some(thread)),
+            state: Arc::new(PinningState::new(memory, device, options)?),
+            thread: Mutex::new(None),
             process: std::process::id(),
         })
     }
 
-    /// How many slots are pinned, from slot 0 on. The number grows, and is 0 after [`close`](Self::close).
+    /// Starts to pin the slots, unless that was done before. What has to be allocated or loaded on the device is best
+    /// done earlier: calls of the driver wait while a piece is pinned.
+    ///
+    /// # Errors
+    /// [`CudaError::Core`] with [`Error::Transfer`] if the system starts no thread.
+    pub fn start(&self) -> Result<()> {
+        let mut progress = self.state.progress();
+        if progress.started || progress.closed {
+            return Ok(());
+        }
+        let state = Arc::clone(&self.state);
+        let thread = Builder::new()
+            .name("hybrid-pages-pin".into())
+            .spawn(move || state.run())
+            .map_err(|error| {
+                let text = format!("the thread that pins cannot start: {error}");
+                CudaError::Core(Error::transfer(Cause::new(text, error)))
+            })?;
+        progress.started = true;
+        *lock(&self.thread) = Some(thread);
+        Ok(())
+    }
+
+    /// How many slots are pinned. The number grows, and is 0 after [`close`](Self::close).
     #[must_use]
     pub fn pinned_slots(&self) -> usize {
         self.state.pinned.load(Ordering::Acquire)
     }
 
-    /// How many slots engines may use, from slot 0 on: the pinned ones, or all if none can be pinned.
+    /// How many of the usable slots could not be pinned, so that copies go through pageable memory.
+    #[must_use]
+    pub fn unpinned_slots(&self) -> usize {
+        self.state.unpinned.load(Ordering::Acquire)
+    }
+
+    /// How many slots engines may use, from slot 0 on: those that are pinned, or could not be.
     #[must_use]
     pub fn usable_slots(&self) -> usize {
         self.state.usable.load(Ordering::Acquire)
@@ -166,10 +112,10 @@ impl Pinning {
         self.state.memory.slots()
     }
 
-    /// If some slots will not be pinned: the reason, and what that costs.
+    /// If some slots could not be pinned: the reason, and what that costs.
     #[must_use]
     pub fn error(&self) -> Option<String> {
-        self.state.progress().error.clone()
+        self.state.error()
     }
 
     /// Seconds that pinning has taken so far.
@@ -178,7 +124,7 @@ impl Pinning {
         self.state.progress().seconds
     }
 
-    /// Waits until all slots are pinned or pinning has failed. Returns whether that happened in time.
+    /// Waits until pinning has ended: no further slot becomes usable. Returns whether that happened in time.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut progress = self.state.progress();
@@ -208,9 +154,9 @@ impl Pinning {
             let mut progress = self.state.progress();
             let engines = self.state.engines.load(Ordering::Acquire);
             if engines > 0 {
-                return Err(CudaError::Core(Error::InvalidArgument(format!(
+                return reject(format!(
                     "pinning: expected no engine that uses it, found {engines}: close them first"
-                ))));
+                ));
             }
             progress.closed = true;
         }
@@ -219,17 +165,24 @@ impl Pinning {
     }
 
     fn release(&self) {
-        self.state.stop.store(true, Ordering::Release);
+        {
+            let mut progress = self.state.progress();
+            progress.closed = true;
+            self.state.stop.store(true, Ordering::Release);
+            self.state.changed.notify_all();
+        }
         let thread = lock(&self.thread).take();
         if let Some(thread) = thread {
             let left = thread.join();
             debug_assert!(left.is_ok(), "the thread catches nothing that panics");
         }
         let mut progress = self.state.progress();
-        progress.closed = true;
-        self.state.usable.store(0, Ordering::Release);
-        self.state.pinned.store(0, Ordering::Release);
+        for slots in [&self.state.usable, &self.state.pinned, &self.state.unpinned] {
+            slots.store(0, Ordering::Release);
+        }
         progress.registrations.clear();
+        progress.ended = true;
+        self.state.changed.notify_all();
     }
 
     /// Registers an engine that uses these slots.
@@ -247,9 +200,9 @@ impl Pinning {
             self.state.engines.fetch_add(1, Ordering::AcqRel);
             return Ok(Pinned(Arc::clone(self)));
         };
-        Err(CudaError::Core(Error::InvalidArgument(format!(
+        reject(format!(
             "pinning: expected one of the arena that the engine gets, found {found}"
-        ))))
+        ))
     }
 }
 
@@ -264,112 +217,6 @@ impl Drop for Pinning {
     }
 }
 
-impl PinningState {
-    fn progress(&self) -> MutexGuard<'_, PinningProgress> {
-        lock(&self.progress)
-    }
-
-    fn run(&self) {
-        let begin = Instant::now();
-        let mut failed = None;
-        for index in 0..self.cuts.count() {
-            if self.stop.load(Ordering::Acquire) {
-                break;
-            }
-            if let Err(error) = self.take(index) {
-                failed = Some(self.without_memory(index, &error));
-                break;
-            }
-            match self.pin(index) {
-                Ok((registration, offset)) => {
-                    self.mapped[index].store(offset, Ordering::Relaxed);
-                    let mut progress = self.progress();
-                    progress.registrations.push(registration);
-                    progress.seconds = begin.elapsed().as_secs_f64();
-                    drop(progress);
-                    if self.failure == OnFailure::Keeps {
-                        self.publish(index + 1);
-                    }
-                }
-                Err(error) => {
-                    failed = Some(self.give_up(index, &error));
-                    break;
-                }
-            }
-        }
-        if failed.is_none() && self.failure == OnFailure::GivesBack {
-            self.publish(self.cuts.count());
-        }
-        let mut progress = self.progress();
-        progress.error = failed;
-        progress.seconds = begin.elapsed().as_secs_f64();
-        progress.ended = true;
-        self.changed.notify_all();
-    }
-
-    fn publish(&self, pieces: usize) {
-        let slots = self.cuts.slots(pieces, self.memory.slot_bytes() as u64);
-        self.pinned.store(slots, Ordering::Release);
-        self.usable.store(slots, Ordering::Release);
-    }
-
-    fn part(&self, index: usize) -> Result<Region> {
-        let (address, bytes) = self.cuts.piece(index);
-        let region = self.memory.region();
-        let offset = address as usize - region.address().addr().get();
-        let first = region.address().as_ptr().wrapping_add(offset);
-        // SAFETY: a part of the slots' region, which `memory` keeps mapped.
-        Ok(unsafe { Region::new(first, bytes as usize)? })
-    }
-
-    /// Makes the system provide the memory of a piece.
-    fn take(&self, index: usize) -> Result<()> {
-        let threads = available_parallelism().map_or(1, usize::from).min(THREADS);
-        Ok(prefault(self.part(index)?, threads, self.node)?)
-    }
-
-    fn pin(&self, index: usize) -> Result<(Registration, u64)> {
-        let part = self.part(index)?;
-        // SAFETY: a part of the slots' region, which `memory` keeps mapped.
-        let pinned = unsafe { Registration::new(&self.device, part.address(), part.nbytes())? };
-        let offset = pinned.mapped().wrapping_sub(self.cuts.piece(index).0);
-        Ok((pinned, offset))
-    }
-
-    /// Handles a piece for which the system has no memory; its slots must not be used. Returns the error's text.
-    fn without_memory(&self, index: usize, error: &CudaError) -> String {
-        if self.failure == OnFailure::GivesBack {
-            self.progress().registrations.clear();
-        }
-        format!(
-            "the system has no memory for {} bytes of the arena's slots: {error}. {} of {} slots are \
-             used: give the process more memory, or the arena less",
-            self.cuts.piece(index).1,
-            self.usable.load(Ordering::Acquire),
-            self.memory.slots()
-        )
-    }
-
-    /// Handles a piece that cannot be pinned. Returns the error's text.
-    fn give_up(&self, index: usize, error: &CudaError) -> String {
-        let bytes = self.cuts.piece(index).1;
-        let mut what = format!("pinning {bytes} bytes of the arena's slots failed: {error}. ");
-        if index > 0 && self.failure == OnFailure::Keeps {
-            what += &format!(
-                "{} of {} slots are used: give the process more memory to pin, or the arena less",
-                self.pinned.load(Ordering::Acquire),
-                self.memory.slots()
-            );
-            return what;
-        }
-        self.progress().registrations.clear();
-        self.pageable.store(true, Ordering::Release);
-        self.usable.store(self.memory.slots(), Ordering::Release);
-        what + "Copies go through pageable memory, which is slower: give the process more memory to \
-                pin, or the arena less"
-    }
-}
-
 /// The use of a pinning by one engine; the pinning cannot be closed meanwhile.
 pub(crate) struct Pinned(Arc<Pinning>);
 
@@ -378,16 +225,23 @@ impl Pinned {
         self.0.state.cuts
     }
 
-    /// Whether nothing could be pinned, so that all slots are pageable memory.
-    pub(crate) fn is_pageable(&self) -> bool {
-        self.0.state.pageable.load(Ordering::Acquire)
+    /// Whether all of these slots, which are usable, are pinned.
+    pub(crate) fn are_pinned(&self, slots: &[SlotId]) -> bool {
+        let state = &self.0.state;
+        state.unpinned.load(Ordering::Acquire) == 0
+            || slots.iter().all(|slot| state.is_pinned(slot.0 as usize))
     }
 
-    /// The device's address for a host address in a usable slot.
+    /// Whether the byte at an address in a usable slot is pinned.
+    pub(crate) fn is_pinned(&self, address: u64) -> bool {
+        self.0.state.offset(address).is_some()
+    }
+
+    /// The device's address for a host address in a slot that is pinned.
     pub(crate) fn mapped(&self, address: u64) -> u64 {
-        let state = &self.0.state;
-        let (piece, _) = state.cuts.at(address);
-        address.wrapping_add(state.mapped[piece].load(Ordering::Relaxed))
+        let offset = self.0.state.offset(address);
+        debug_assert!(offset.is_some(), "the slot is pinned");
+        address.wrapping_add(offset.unwrap_or(0))
     }
 }
 
@@ -395,4 +249,8 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         self.0.state.engines.fetch_sub(1, Ordering::AcqRel);
     }
+}
+
+fn reject<T>(what: String) -> Result<T> {
+    Err(CudaError::Core(Error::InvalidArgument(what)))
 }
