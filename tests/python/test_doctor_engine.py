@@ -65,6 +65,7 @@ def test_a_good_engine_has_no_findings(capsys, server):
         ('remote_not_worth_total{engine="0"} 2', "remote-slow"),
         ('remote_entries_total{event="declined"} 1', "remote-declined"),
         ('free_bytes{engine="1"} 1000', "unpinned"),
+        ('unpinned_bytes{engine="0"} 10', "unpinned"),
     ],
 )
 def test_what_an_engine_reports_is_found(capsys, server, line, name):

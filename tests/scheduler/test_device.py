@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -229,26 +230,30 @@ def test_a_broken_device_recomputes_what_waits_and_stores_nothing_more(
     engine.check_idle()
 
 
-def test_pinning_that_fails_is_said_once(
+def test_pinning_that_fails_is_said_once_and_counted(
     driver: Any,
     start: StartEngine,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pinning, "_LOOK_SECONDS", 0.001)
-    driver.fail("cuMemHostRegister_v2", 1, OUT_OF_MEMORY)
+    driver.set("NO_PINNING", 1)
 
     def said() -> int:
         texts = [record.getMessage() for record in caplog.records]
-        return sum("of the arena's slots failed" in text for text in texts)
+        return sum("pinning failed for" in text for text in texts)
 
     with caplog.at_level(logging.WARNING, logger="vllm.hybrid_pages"):
-        engine = start()
+        engine = start(ranks=2)
         until("the log says so", lambda: said() > 0)
         engine.generate(PROMPT)
         assert engine.reset_prefix_cache()
         assert engine.generate(PROMPT).restored_tokens == 6 * N
-    assert said() == 1
+    gauges = engine.connector.scheduler.stats()["gauges"]
+    assert gauges["unpinned_bytes"] == gauges["ready_bytes"] > 0
+    until("both ranks said so", lambda: said() == 2)
+    engine.generate(PROMPT)
+    assert said() == 2
 
 
 @pytest.mark.parametrize("used", [True, False])
@@ -272,7 +277,9 @@ def test_the_log_follows_what_is_pinned_without_a_step(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pinning, "_LOOK_SECONDS", 0.001)
-    memory = SimpleNamespace(usable_slots=0, slots=80, seconds=1.5, error=None)
+    memory = SimpleNamespace(usable_slots=0, slots=80, seconds=1.5, error="the rest failed")
+    ended = threading.Event()
+    memory.wait = lambda _: ended.is_set()
 
     def lines() -> list[str]:
         return [record.getMessage().partition(": ")[2] for record in caplog.records]
@@ -283,7 +290,7 @@ def test_the_log_follows_what_is_pinned_without_a_step(
             memory.usable_slots = slots
             until("it is in the log", lambda number=number: len(lines()) == number)
         memory.usable_slots = 49  # too little for a line of its own
-        memory.error = "the rest failed"
+        ended.set()
         until("it ended", lambda: len(lines()) == 4)
     assert lines() == [
         f"rank 2 has {gib} of 8.0 GiB of host memory ready after 1.5 s"
@@ -382,7 +389,9 @@ def test_nothing_is_stored_in_memory_that_is_not_pinned_yet(
 
     def pin(device: Any, arena: Any, rank: int) -> Any:
         pinning = made(device, arena, rank)
-        assert pinning is not None and pinning.wait(60)
+        assert pinning is not None
+        pinning.start()
+        assert pinning.wait(60)
         slow[rank] = Slow(rank, pinning)
         return pinning
 
@@ -416,10 +425,11 @@ def test_memory_that_is_ready_after_the_cache_was_stopped_changes_nothing(
 ) -> None:
     engine = start()
     half = engine.connector.scheduler
-    half.connection.got_ready({0: half.connection.slots.count + 5})
+    half.connection.got_ready({0: half.connection.slots.count + 5}, {})
     assert engine.cache.stats()["ready_slots"] == half.connection.slots.count
     half.connection.stopped = True
-    half.connection.got_ready({0: half.connection.slots.count + 9})
+    half.connection.got_ready({0: half.connection.slots.count + 9}, {0: 5})
+    assert half.connection.unpinned_bytes == 0
     half.connection.stopped = False
     engine.generate(PROMPT)
     engine.check_idle()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from hybrid_pages.adapter.memory import GIB
 from hybrid_pages.checks.rules import findings
 from hybrid_pages.checks.situation import Finding, Situation
 from hybrid_pages.scrape import PREFIX, Samples
@@ -110,6 +111,13 @@ def _ours(samples: Samples) -> Iterator[Finding]:
             f"{ready / budget:.0%} of the budget may be used: the rest is not pinned yet, or can't "
             "be",
             "wait, or lower host_gb; the log says why pinning failed",
+        )
+    elif (unpinned := samples.ours("unpinned_bytes")) > 0:
+        yield Finding(
+            "unpinned",
+            "hits",
+            f"{unpinned / GIB:.2g} GiB of the budget could not be pinned: copies of it are slower",
+            "let the process pin more memory, or lower host_gb; the log says why pinning failed",
         )
     lookups, hits = samples.ours("lookup_tokens"), samples.ours("hit_tokens")
     missing = samples.ours("missing_state_tokens")

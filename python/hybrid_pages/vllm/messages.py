@@ -102,6 +102,8 @@ class WorkerMetadata(KVConnectorWorkerMetadata):
     reports: list[Report] = field(default_factory=list)
     ready: dict[int, int] = field(default_factory=dict)
     """How many slots, from 0 on, are ready, by rank. Only changes are sent."""
+    unpinned: dict[int, int] = field(default_factory=dict)
+    """How many of the ready slots could not be pinned, by rank; sent with those that are ready."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerMetadata":
         """The outcomes of two sets of ranks together."""
@@ -112,6 +114,7 @@ class WorkerMetadata(KVConnectorWorkerMetadata):
             {request: list(outcomes) for request, outcomes in self.loads.items()},
             [*self.reports, *other.reports],
             self.ready | other.ready,
+            self.unpinned | other.unpinned,
         )
         for job, outcomes in other.stores.items():
             merged.stores.setdefault(job, []).extend(outcomes)

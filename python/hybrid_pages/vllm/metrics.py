@@ -129,6 +129,7 @@ GAUGES = {
     "resident_entries": ("kind", "Entries in host memory, by kind."),
     "resident_bytes": ("kind", "Bytes of entries in host memory, by kind."),
     "ready_bytes": (None, "Bytes of the budget that may be used by now: a GPU's are pinned first."),
+    "unpinned_bytes": (None, "Bytes of these that could not be pinned: their copies are slower."),
     "free_bytes": (None, "Bytes of the budget that may be used and hold nothing."),
     "leased_bytes": (None, "Bytes held by transfers under way."),
     "tenants": (None, "Tenants with entries, if tenant_share is below 1."),
@@ -292,13 +293,17 @@ class Figures:
         interval["stored_bytes"] = interval.get("stored_bytes", 0) + nbytes
         interval["stored_seconds"] = interval.get("stored_seconds", 0) + seconds
 
-    def observe(self, cache: Mapping[str, int]) -> None:
-        """Adds the values of ``Cache.stats()`` to the interval."""
+    def observe(self, cache: Mapping[str, int], unpinned_bytes: float = 0) -> None:
+        """Adds the values of ``Cache.stats()`` to the interval.
+
+        unpinned_bytes: how much of the memory that is ready could not be pinned.
+        """
         self._count_up({key: cache[name] for key, name in _CACHE_COUNTERS.items()})
         slot_bytes = cache["slot_bytes"]
         self._gauges = gauges = dict(zip(_OBSERVED, _observed(cache), strict=True))
         gauges["block_tokens"] = self._block_tokens
         gauges["ready_bytes"] = cache["ready_slots"] * slot_bytes
+        gauges["unpinned_bytes"] = unpinned_bytes
         gauges["free_bytes"] = cache["free_slots"] * slot_bytes
         gauges["leased_bytes"] = cache["leased_slots"] * slot_bytes
 

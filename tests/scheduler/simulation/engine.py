@@ -299,7 +299,7 @@ class Engine:
             pinning = getattr(getattr(runner.connector, "worker", None), "_pinning", None)
             if pinning is not None:
                 assert pinning.wait(60)
-                self.half.connection.got_ready({runner.rank: pinning.usable_slots})
+                self.half.connection.got_ready({runner.rank: pinning.usable_slots}, {})
 
     def _connect(self) -> None:
         """Hands the workers' word to the scheduler half; notes which blocks loads may write."""

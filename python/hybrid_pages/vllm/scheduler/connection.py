@@ -117,6 +117,7 @@ class Connection:
         self._closed = closed
         self._event_groups = engine.event_groups
         self._ready: dict[int, int] | None = {} if engine.pins else None
+        self._unpinned: dict[int, int] = {}
         self.connected = self.stopped = False
         self.serving = False
         """Whether there is a cache and, as far as known, the workers match the plan."""
@@ -224,7 +225,7 @@ class Connection:
             self._connect_tiers(self.arena)
             self.loads.alone = self.agreement.alone
             self._allow_tails()
-        self.got_ready({report.rank: report.ready for report in reports})
+        self.got_ready({report.rank: report.ready for report in reports}, {})
 
     def _allow_tails(self) -> None:
         """Called when all ranks have reported: allows states inside blocks, if every rank knows
@@ -273,14 +274,21 @@ class Connection:
         if self.remote is not None:
             yield "remote store", self.remote, self.remote.place
 
-    def got_ready(self, slots: Mapping[int, int]) -> None:
-        """Takes how many slots each rank has ready. Those that all ranks have may be used."""
+    def got_ready(self, slots: Mapping[int, int], unpinned: Mapping[int, int]) -> None:
+        """Takes how many slots each rank has ready, and how many of them it could not pin. Those
+        that all ranks have ready may be used."""
         if self._ready is None or self.stopped:
             return
+        self._unpinned.update(unpinned)
         for rank, count in slots.items():
             self._ready[rank] = max(count, self._ready.get(rank, 0))
         if self.connected and len(self._ready) == self.ranks:
             self.cache.set_ready_slots(min(self.slots.count, *self._ready.values()))
+
+    @property
+    def unpinned_bytes(self) -> float:
+        """How much of the memory that is ready could not be pinned, on all ranks together."""
+        return sum(self._unpinned.values()) * self.slots.slot_bytes / self.ranks
 
     def stop(self) -> None:
         """Stores and loads nothing from now on."""

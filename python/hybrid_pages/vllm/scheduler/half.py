@@ -342,7 +342,7 @@ class SchedulerHalf:
             self._confirm_or_stop(metadata.reports)
             self._look_for_panics()
             if metadata.ready and not self.connection.stopped:
-                self.connection.got_ready(metadata.ready)
+                self.connection.got_ready(metadata.ready, metadata.unpinned)
             trusted = self.connection.agreement.geometry is not None and not self.connection.stopped
             if metadata.stores:
                 self.connection.stores.ended(metadata.stores, trusted=trusted)
@@ -574,7 +574,9 @@ class SchedulerHalf:
             return
         self.connection.stores.count()
         self._outlook.observe()
-        self.connection.figures.observe(self.connection.cache.stats())
+        self.connection.figures.observe(
+            self.connection.cache.stats(), self.connection.unpinned_bytes
+        )
         tiers = {str(tier["name"]): tier for tier in self.connection.cache.tiers()}
         if self.connection.disk is not None:
             self.connection.figures.observe_disk(self.connection.disk, tiers["disk"])

@@ -109,14 +109,15 @@ def require_driver(device: torch.device) -> None:
 
 
 def pin(device: torch.device, arena: Arena, rank: int) -> Pinning | None:
-    """Begins to pin a rank's plane for its device, in the background; None for a CPU.
+    """What will pin a rank's plane for its device, in the background; None for a CPU. It is not
+    started: the engine's own calls of the driver come before.
 
     Raises:
         CudaError: there is no driver, or it reports an error.
     """
     if device.type == "cpu":
         return None
-    return Pinning(arena, rank=rank, device=device.index or 0)
+    return Pinning(arena, rank=rank, device=device.index or 0, start=False)
 
 
 def numa_node(device: torch.device) -> int | None:

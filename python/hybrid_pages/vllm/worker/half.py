@@ -181,6 +181,8 @@ class WorkerHalf:
             self._no_engine = str(error)
             if self._pinning is None:  # jobs then fail with this error instead of waiting
                 self.report.ready = self._arena.slots
+        if self._pinning is not None:
+            self._pinning.start()
 
     def handshake(self) -> Report | None:
         """The report with the number of ready slots. All slots of a small budget are ready before
@@ -376,6 +378,7 @@ class WorkerHalf:
             ready = self._progress.more(self._pinning.usable_slots)
             if ready is not None:
                 metadata.ready[self.rank] = ready
+                metadata.unpinned[self.rank] = self._pinning.unpinned_slots
         news = metadata.stores or metadata.loads or metadata.reports or metadata.ready
         self._sent.append(metadata.stores)
         return metadata if news else None

@@ -42,14 +42,14 @@ class Progress:
     def _follow(self) -> None:
         pinning, logged = self._pinning, 0
         while not self._closed.wait(_LOOK_SECONDS):
-            error, ready = pinning.error, pinning.usable_slots
-            ended = error is not None or ready == pinning.slots
+            ended = pinning.wait(0)
+            ready = pinning.usable_slots
             if (ready - logged) * _LINES >= pinning.slots or (ended and ready > logged):
                 logged = ready
                 self._say(ready)
-            if error is not None:
-                logger.warning("rank %d: %s", self._rank, error)
             if ended:
+                if pinning.error is not None:
+                    logger.warning("rank %d: %s", self._rank, pinning.error)
                 break
 
     def _say(self, ready: int) -> None:
