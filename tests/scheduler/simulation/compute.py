@@ -28,7 +28,7 @@ from .runner import Mismatch
 CHECKS = 1 << 18
 """The most comparisons between two calls of `verify`."""
 STAGING_BYTES = 64 << 20
-CYCLES_PER_MS = 1_900_000
+CYCLES_A_SECOND = 1_900_000_000
 
 
 class Mark(Protocol):
@@ -84,8 +84,8 @@ class Compute:
         """A tensor of the device, in the order of the stream."""
         raise NotImplementedError
 
-    def pause(self) -> None:
-        """Keeps the stream busy, mostly for longer than the host needs for a step."""
+    def pause(self, seconds: float | None = None) -> None:
+        """Keeps the stream busy for so long, or for about as long as the host needs for a step."""
         raise NotImplementedError
 
     def mark(self) -> Mark:
@@ -128,7 +128,7 @@ class Gpu(Compute):
     def __init__(self, pause_ms: float = 8.0) -> None:
         super().__init__(torch.device("cuda", 0))
         self.stream = torch.cuda.Stream()
-        self._most = int(pause_ms * CYCLES_PER_MS)
+        self._most = pause_ms / 1e3
         self._staging = torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=True)
         self._host, self._at = self._staging.numpy(), 0
         self._other, self._captured = torch.cuda.Stream(), torch.zeros(1, device=self.device)
@@ -151,9 +151,11 @@ class Gpu(Compute):
         with torch.cuda.stream(self.stream):
             return staged.to(self.device, non_blocking=True)
 
-    def pause(self) -> None:
+    def pause(self, seconds: float | None = None) -> None:
+        if seconds is None:
+            seconds = self._random.uniform(0, self._most)
         with torch.cuda.stream(self.stream):
-            torch.cuda._sleep(self._random.randint(0, self._most))
+            torch.cuda._sleep(int(seconds * CYCLES_A_SECOND))
 
     def mark(self) -> EventMark:
         return EventMark(self.stream)
@@ -219,8 +221,9 @@ class Pretended(Compute):
     def put(self, array: Any) -> torch.Tensor:
         return torch.from_numpy(np.array(array))
 
-    def pause(self) -> None:
-        seconds = self._random.uniform(0, self._most)
+    def pause(self, seconds: float | None = None) -> None:
+        if seconds is None:
+            seconds = self._random.uniform(0, self._most)
         self.run(lambda: time.sleep(seconds))
         self.handle()  # the host goes on meanwhile
 
