@@ -14,7 +14,7 @@ from paging.machine import Machine
 from paging.methods import KERNEL_ALONE, Fault, Missing, Ours, run
 from paging.place import Place
 
-SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
+SHARES = (1 / 16, 1 / 8, 1 / 4)
 STORES = 10
 
 
@@ -55,7 +55,8 @@ def pin(nbytes: int) -> Pinned:
 
 @dataclass(frozen=True)
 class Decode:
-    """Decode steps beside stores: by kernels on a share of the multiprocessors, or by copies."""
+    """Decode steps beside stores: by kernels that reach over the bus from a share of the
+    multiprocessors, through staging buffers, or by copies alone."""
 
     way: str
     share: float | None
@@ -74,15 +75,16 @@ class Decode:
 def decode(
     machine: Machine, small: tuple[Place, Case], large: tuple[Place, Case], steps: int
 ) -> list[Decode]:
-    """Steps alone, then beside endless stores of small pieces by kernels and of large ones."""
+    """Steps alone, then beside endless stores of small pieces and of large ones."""
     machine.decode(steps, None)
     alone = _p99(machine.decode(steps, None))
     found = []
-    for way, share, (place, case), below in [
-        *(("kernel", share, small, KERNEL_ALONE) for share in SHARES),
-        ("copy", None, large, 0),
+    for way, share, (place, case), below, staging in [
+        *(("kernel", share, small, KERNEL_ALONE, 0) for share in SHARES),
+        ("staged", None, small, KERNEL_ALONE, None),
+        ("copy", None, large, 0, None),
     ]:
-        kind = type("Shared", (Ours,), {"below": below, "share": share})
+        kind = type("Way", (Ours,), {"below": below, "staging": staging, "share": share})
         try:
             seconds = machine.decode(steps, kind(place, case))
         except Missing:  # without kernels there is no such way

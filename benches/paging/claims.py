@@ -12,7 +12,6 @@ from paging.cases import KIB
 from paging.report import Row, goals
 
 BORDER = 28 * KIB
-USUAL_SHARE = 1 / 8
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,8 @@ def judge(
     """Every claim that the documentation makes or would like to make of a GPU."""
     found = [Claim(g["goal"], g["at_least"], g["worst"], g["case"]) for g in goals(rows)]
     found += [
-        _faster("copy", "kernel", rows, lambda size: size >= BORDER),
-        _faster("kernel", "copy", rows, lambda size: size < BORDER),
+        _faster("copy", "staged", rows, lambda size: size >= BORDER),
+        _faster("staged", "copy", rows, lambda size: size < BORDER),
     ]
     for pin in pinned:
         claim = f"GiB pinned a second, of {pin.gib:g} in the background"
@@ -52,9 +51,9 @@ def judge(
         # A piece that fails is a finding, too; too little memory is none.
         failed = pin.seconds is None and pin.first_slot_seconds is not None
         found.append(Claim(claim, 2.0, 0.0 if failed else rate, pin.why))
-    by_way = {(one.way, one.share): one for one in decoded}
-    for way, share in (("kernel", USUAL_SHARE), ("copy", None)):
-        beside = by_way.get((way, share))
+    by_way = {one.way: one for one in decoded}
+    for way in ("staged", "copy"):
+        beside = by_way.get(way)
         found.append(
             Claim(
                 f"minus the slow-down of p99 of decode steps beside stores by {way}",

@@ -19,7 +19,7 @@ from paging.place import Place
 
 LIMIT = "one memcpy"
 KERNEL_ALONE = 1 << 40
-"""As ``kernel_below``: every transfer moves by a kernel."""
+"""As ``kernel_below``: a kernel takes part in every transfer."""
 
 
 class Missing(Exception):
@@ -59,6 +59,7 @@ class Ours(Method):
     """A `CudaEngine`; `below` is its `kernel_below`. Engines of a size and a way are made once."""
 
     below: int | None = None
+    staging: int | None = None
     share: float | None = None
     engines: dict[tuple[Any, ...], CudaEngine] = {}  # noqa: RUF012 - shared on purpose
 
@@ -75,7 +76,7 @@ class Ours(Method):
 
     @classmethod
     def engine_for(cls, place: Place) -> CudaEngine:
-        key = (place.size, cls.below, cls.share)
+        key = (place.size, cls.below, cls.staging, cls.share)
         if key not in cls.engines:
             cls.engines[key] = CudaEngine(
                 place.geometry,
@@ -84,6 +85,7 @@ class Ours(Method):
                 num_blocks=place.blocks,
                 layers=place.maps,
                 kernel_below=cls.below,
+                staging=cls.staging,
                 share=cls.share,
                 owners=place.pool,
             )
@@ -133,8 +135,12 @@ class OursByCopies(Ours):
     below = 0
 
 
-class OursByKernel(Ours):
+class OursStaged(Ours):
     below = KERNEL_ALONE
+
+
+class OursByKernel(OursStaged):
+    staging = 0
 
 
 def run(engine: CudaEngine, ticket: int) -> Any:
@@ -320,10 +326,11 @@ METHODS: dict[str, type[Method]] = {
     LIMIT: OneCopy,
     "auto": Ours,
     "copy": OursByCopies,
+    "staged": OursStaged,
     "kernel": OursByKernel,
     "batch copy": BatchCopy,
     "torch": Indexed,
     "CuPy": CuPy,
     "vLLM swap": Swap,
 }
-OURS = ("auto", "copy", "kernel")
+OURS = ("auto", "copy", "staged", "kernel")

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 
 from device_memory import Device
 from hybrid_pages import Arena, CudaEngine, Geometry, Group, Layer, LayerMap, Segment, checksum
-from overlaid import finish
+from overlaid import WAYS, finish
 
 STRIDE, BLOCKS = 40_003, 3
 RUNS = [(1, 16_384), (16_400, 7), (16_416, 4_096), (20_513, 19_001), (39_999, 3)]
@@ -40,12 +40,10 @@ def main() -> None:
             runs=RUNS,
         )
     ]
-    for way, below in (("copies", 0), ("kernels", 1 << 40)):
+    for way, options in WAYS.items():
         device.write(address, content)
         arena = Arena.create(geometry, slot_bytes=4096, slots=2 * need)
-        engine = CudaEngine(
-            geometry, arena, rank=0, num_blocks=BLOCKS, layers=layers, kernel_below=below
-        )
+        engine = CudaEngine(geometry, arena, rank=0, num_blocks=BLOCKS, layers=layers, **options)
         slots = [list(range(need))[::-1], list(range(need, 2 * need))]
         stored = finish(engine, engine.store([(0, slots[0], [0]), (0, slots[1], [2])]))
         expected = [checksum(payloads[0]), checksum(payloads[2])]

@@ -8,10 +8,8 @@ import pytest
 
 from hybrid_pages import Arena, CudaEngine, CudaError, Geometry, Group, Layer, Segment
 from hybrid_pages.cuda import layer_map, stream_handle
-from overlaid import finish
+from overlaid import WAYS, finish
 
-# Below how many bytes pieces move by a kernel: none, some, all.
-BELOW = (0, 28 << 10, 1 << 40)
 NBYTES, BLOCKS = 1 << 20, 4
 LONG = 2_000_000_000  # cycles: about a second
 
@@ -19,7 +17,7 @@ LONG = 2_000_000_000  # cycles: about a second
 class Machine:
     """An engine over one layer of a torch tensor."""
 
-    def __init__(self, torch, below: int) -> None:
+    def __init__(self, torch, **options) -> None:
         self.cache = torch.zeros((BLOCKS, NBYTES), dtype=torch.uint8, device="cuda")
         torch.cuda.synchronize()
         geometry = Geometry(
@@ -34,8 +32,8 @@ class Machine:
             rank=0,
             num_blocks=BLOCKS,
             layers=[layer_map(group=0, layer=0, array=self.cache)],
-            kernel_below=below,
             owners=self.cache,
+            **options,
         )
         self.compute = torch.cuda.Stream()
         self.stream = stream_handle(self.compute)
@@ -49,9 +47,9 @@ class Machine:
         return end
 
 
-@pytest.fixture(params=BELOW)
+@pytest.fixture(params=WAYS)
 def machine(request, torch):
-    machine = Machine(torch, request.param)
+    machine = Machine(torch, **WAYS[request.param])
     yield machine
     torch.cuda.synchronize()
     machine.engine.close()

@@ -18,7 +18,7 @@ def random_runs(rng: random.Random, stride: int) -> list[tuple[int, int]]:
     return runs
 
 
-def check_against_the_host(memory, seed: int, below: int) -> None:
+def check_against_the_host(memory, seed: int, **options) -> None:
     """Arena, checksums and layers are the host engine's after a store and a load."""
     rng = random.Random(seed)
     blocks, per_entry = 7, rng.choice([1, 2])
@@ -53,7 +53,7 @@ def check_against_the_host(memory, seed: int, below: int) -> None:
         return made, arena
 
     host, host_arena = engine(HostEngine, [row.ctypes.data for row in content], owners=content)
-    device, arena = engine(CudaEngine, starts, kernel_below=below)
+    device, arena = engine(CudaEngine, starts, **options)
     for start, row in zip(starts, content, strict=True):
         memory.write(start, row)
 

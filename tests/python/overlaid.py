@@ -22,6 +22,12 @@ from hybrid_pages import (
 
 ITEM = {"bfloat16": 2, "float32": 4, "uint8": 1}
 State = tuple[str, tuple[int, ...], str]
+WAYS = {
+    "copies": {"kernel_below": 0},
+    "staged": {"kernel_below": 1 << 40},
+    "kernel": {"kernel_below": 1 << 40, "staging": 0},
+}
+"""Options of a `CudaEngine` with which all bytes go one way."""
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,10 @@ from hybrid_pages import (
 )
 from mock_driver import LATE, STICKY
 from odd_runs import check_against_the_host
-from overlaid import MODELS, check_round_trip, finish
+from overlaid import MODELS, WAYS, check_round_trip, finish
 from ownership import check_owner_is_kept
 
 # Below how many bytes pieces move by a kernel: none, some, all.
-BELOW = (0, 28 << 10, 1 << 40)
-COPIES, _, KERNEL = BELOW
 BLOCKS, PAGE, STATE = 6, 600, 1000
 PAGE_SLOTS, STATE_SLOTS = [9, 1, 2], [20, 21]
 ILLEGAL_ADDRESS, LAUNCH_FAILED, OUT_OF_MEMORY = 700, 719, 2
@@ -76,9 +74,9 @@ class Machine:
         return row[:30].tobytes() + row[40:].tobytes() + row[30:40].tobytes()
 
 
-@pytest.fixture(params=BELOW)
+@pytest.fixture(params=WAYS)
 def machine(request, memory):
-    machine = Machine(memory, kernel_below=request.param)
+    machine = Machine(memory, **WAYS[request.param])
     yield machine
     machine.engine.close()
 
@@ -97,17 +95,17 @@ def test_pages_and_checkpoints_make_the_round_trip(machine):
     assert not machine.content[0, PAGE:].any()
 
 
-@pytest.mark.parametrize("below", BELOW)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", MODELS)
-def test_overlaid_groups_of_hybrid_models_come_back_byte_for_byte(memory, name, below):
-    check_round_trip(memory, MODELS[name].shrunk(16), kernel_below=below)
+def test_overlaid_groups_of_hybrid_models_come_back_byte_for_byte(memory, name, way):
+    check_round_trip(memory, MODELS[name].shrunk(16), **WAYS[way])
 
 
-@pytest.mark.parametrize("below", BELOW)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("seed", range(8, 14))
-def test_any_alignment_gives_the_host_engines_bytes_and_checksums(mock, memory, seed, below):
+def test_any_alignment_gives_the_host_engines_bytes_and_checksums(mock, memory, seed, way):
     mock.delay(200, seed)
-    check_against_the_host(memory, seed, below)
+    check_against_the_host(memory, seed, **WAYS[way])
 
 
 def test_a_damaged_entry_fails_its_load(machine):
@@ -157,12 +155,12 @@ def test_pinning_that_fails_is_a_warning_and_costs_no_byte(mock, memory):
 
 
 @pytest.mark.parametrize("mode", [STICKY, LATE])
-@pytest.mark.parametrize("below", [COPIES, KERNEL])
-def test_a_broken_device_fails_what_waits_and_refuses_the_rest(mock, memory, below, mode):
-    machine = Machine(memory, kernel_below=below)
+@pytest.mark.parametrize("way", ["copies", "kernel"])
+def test_a_broken_device_fails_what_waits_and_refuses_the_rest(mock, memory, way, mode):
+    machine = Machine(memory, **WAYS[way])
     finish(machine.engine, machine.engine.store([(0, [5, 6], [3])]))
     mock.delay(2000)
-    function = "cuMemcpyDtoHAsync_v2" if below == COPIES else "cuLaunchKernel"
+    function = "cuMemcpyDtoHAsync_v2" if way == "copies" else "cuLaunchKernel"
     code = ILLEGAL_ADDRESS if mode == LATE else LAUNCH_FAILED
     for each in (function, "cuMemcpyBatchAsync", "cuMemcpyAsync"):
         mock.fail(each, 1, code, mode)
@@ -190,7 +188,7 @@ def test_a_broken_device_fails_what_waits_and_refuses_the_rest(mock, memory, bel
 
 def test_a_refused_batch_of_copies_is_counted_told_and_costs_no_byte(mock, memory):
     mock.set("HALVE_BATCH", 1)
-    machine = Machine(memory, kernel_below=COPIES)
+    machine = Machine(memory, **WAYS["copies"])
     machine.content[:] = 7
     for _ in range(3):
         both = [(0, [5, 6], [3]), (1, STATE_SLOTS, [4])]
@@ -201,7 +199,7 @@ def test_a_refused_batch_of_copies_is_counted_told_and_costs_no_byte(mock, memor
     (warning,) = machine.engine.warnings
     assert "cuMemcpyBatchAsync failed: CUDA_ERROR_INVALID_VALUE (1)" in warning
     mock.reset()
-    other = machine.make(kernel_below=COPIES, batch_copies=False)
+    other = machine.make(**WAYS["copies"], batch_copies=False)
     finish(other, other.store(both))
     assert (other.warnings, mock.calls("cuMemcpyBatchAsync")) == ([], 0)
     other.close()
@@ -290,11 +288,11 @@ def test_owners_live_until_the_engine_is_closed_or_dropped(memory):
     check_owner_is_kept(Machine(memory).make, CudaEngine.close)
 
 
-@pytest.mark.parametrize("below", BELOW)
-def test_nothing_of_the_driver_is_left_behind(mock, memory, below):
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_of_the_driver_is_left_behind(mock, memory, way):
     kinds = ("streams", "events", "host_memory", "registrations", "contexts", "modules")
     before = {kind: mock.count(kind) for kind in kinds}
-    machine = Machine(memory, kernel_below=below)
+    machine = Machine(memory, **WAYS[way])
     finish(machine.engine, machine.engine.store([(0, [5, 6], [3])]))
     machine.engine.fence()
     finish(machine.engine, machine.engine.load([(0, [5, 6], [3], None)]))

@@ -114,13 +114,16 @@ class CudaEngine(_Engine):
 
     rank: whose plane is used. num_blocks: how many blocks the caches have, one number for all
     groups or one for each. layers: one map for each layer of the geometry, in memory of the device.
-    device: number of the device. share: the part of the multiprocessors that kernels may take,
-    above 0 and at most 1; by default an eighth. kernel_below: transfers whose adjacent pieces have
-    fewer bytes than this, on average, are copied by a kernel, others by DMA; by default 28,672,
-    above which DMA was faster on an H100. Pages that have not all of their tokens are stored by a
-    kernel. batch_copies: whether many copies may go to the driver in one call, where it has one.
-    pinning: pins the slots, and is started by the caller; without one, the constructor pins them,
-    and waits for it. owners: objects kept alive until the copy engine is closed or
+    device: number of the device. kernel_below: transfers whose adjacent pieces have fewer bytes
+    than this, on average, are copied by a kernel, others by DMA alone. The kernel collects the
+    pieces in staging buffers on the device, which DMA moves over the bus; what these can't hold,
+    the kernel moves over the bus itself. By default 28,672, from which on DMA was about as fast on
+    an H200 and an H100. Pages that have not all of their tokens are stored by a kernel. staging:
+    bytes of the device's memory for staging, 128 MiB by default, 0 for none. share: the part of the
+    multiprocessors that kernels may take while they wait for the bus, above 0 and at most 1; by
+    default an eighth. batch_copies: whether many copies may go to the driver in one call, where it
+    has one. pinning: pins the slots, and is started by the caller; without one, the constructor
+    pins them, and waits for it. owners: objects kept alive until the copy engine is closed or
     dropped; both wait for the transfers in flight.
 
     A stream is a handle (`hybrid_pages.cuda.stream_handle`), 0 for the default one; it must be a
@@ -145,6 +148,7 @@ class CudaEngine(_Engine):
         device: int = 0,
         share: float | None = None,
         kernel_below: int | None = None,
+        staging: int | None = None,
         batch_copies: bool = True,
         pinning: Pinning | None = None,
         owners: object = None,

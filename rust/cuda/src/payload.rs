@@ -69,6 +69,10 @@ pub(crate) struct Payload {
     pub(crate) tiles: u64,
     /// How many bytes move.
     pub(crate) bytes: u64,
+    /// How many bytes the entries have, moved or not.
+    held: u64,
+    /// How many runs the strided pieces have.
+    runs: u64,
 }
 
 /// The place of an entry in a payload, in bytes.
@@ -106,7 +110,9 @@ impl Payload {
         let patterns = part.as_ref().unwrap_or(&patterns.classes[entry.class]);
         self.strided
             .extend(patterns.iter().filter_map(|p| p.at(entry, start)));
-        let moved = self.strided[first..].iter().map(|piece| piece.bytes).sum();
+        let strided = self.strided[first..].iter();
+        self.runs += strided.clone().map(Strided::runs).sum::<u64>();
+        let moved = strided.map(|piece| piece.bytes).sum();
         for stretch in plan.stretches(memory, index, 0..bytes) {
             let arena = stretch.arena.addr() as u64;
             let mut position = start + stretch.position as u64;
@@ -126,6 +132,7 @@ impl Payload {
         });
         self.tiles += (bytes as u64).div_ceil(TILE);
         self.bytes += moved;
+        self.held += bytes as u64;
     }
 
     /// Writes zeros to the slots wherever no byte of an entry moves.
@@ -158,20 +165,31 @@ impl Payload {
 
     /// Removes the last entry.
     pub(crate) fn pop(&mut self) {
-        if let Some(PlacedEntry { start, moved, .. }) = self.entries.pop() {
-            self.strided
-                .truncate(self.strided.partition_point(|piece| piece.position < start));
+        if let Some(PlacedEntry {
+            start,
+            bytes,
+            moved,
+        }) = self.entries.pop()
+        {
+            let kept = self.strided.partition_point(|piece| piece.position < start);
+            let popped = self.strided.drain(kept..);
+            self.runs -= popped.map(|piece| piece.runs()).sum::<u64>();
             self.packed
                 .truncate(self.packed.partition_point(|piece| piece.position < start));
             self.tiles = start / TILE;
             self.bytes -= moved;
+            self.held -= bytes;
         }
+    }
+
+    /// Whether any entry has bytes that do not move.
+    pub(crate) fn is_partial(&self) -> bool {
+        self.bytes < self.held
     }
 
     /// Number of pieces of adjacent bytes on the side that has more of them: the least number of copies.
     pub(crate) fn pieces(&self) -> u64 {
-        let runs: u64 = self.strided.iter().map(Strided::runs).sum();
-        runs.max(self.packed.len() as u64)
+        self.runs.max(self.packed.len() as u64)
     }
 
     /// The tiles of an entry, by its index.
@@ -179,6 +197,16 @@ impl Payload {
         let PlacedEntry { start, bytes, .. } = self.entries[entry];
         let first = (start / TILE) as usize;
         first..first + bytes.div_ceil(TILE) as usize
+    }
+
+    /// The copies between slots and a buffer on the device that holds the payload in one piece.
+    pub(crate) fn staged_copies(&self, staging: u64, cuts: Cuts) -> Vec<CopyRange> {
+        let mut copies = Vec::new();
+        for piece in &self.packed {
+            let engine = staging + piece.position;
+            push(&mut copies, engine, piece.address, piece.bytes, cuts);
+        }
+        copies
     }
 
     /// The copies that move the payload: one for each range that is adjacent on both sides and was registered in one

@@ -161,7 +161,7 @@ impl PyCudaEngine {
     #[new]
     #[pyo3(signature = (
         geometry, arena, *, rank, num_blocks, layers, device = 0, share = None,
-        kernel_below = None, batch_copies = true, pinning = None, owners = None
+        kernel_below = None, staging = None, batch_copies = true, pinning = None, owners = None
     ))]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -174,6 +174,7 @@ impl PyCudaEngine {
         #[pyo3(from_py_with = whole)] device: usize,
         share: Option<f64>,
         kernel_below: Option<Whole>,
+        staging: Option<Whole>,
         batch_copies: bool,
         pinning: Option<&PyPinning>,
         owners: Option<Py<PyAny>>,
@@ -186,6 +187,7 @@ impl PyCudaEngine {
             device,
             share: share.unwrap_or(usual.share),
             kernel_below: kernel_below.map_or(usual.kernel_below, |bytes| bytes.0),
+            staging: staging.map_or(usual.staging, |bytes| bytes.0),
             batch_copies,
             pinning: pinning.map(|pinning| Arc::clone(&pinning.inner)),
         };

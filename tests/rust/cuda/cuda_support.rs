@@ -29,10 +29,11 @@ pub enum Way {
     /// By the sizes of the pieces.
     Usual,
     Copies,
+    Staged,
     Kernel,
 }
 
-pub const WAYS: [Way; 2] = [Way::Copies, Way::Kernel];
+pub const WAYS: [Way; 3] = [Way::Copies, Way::Staged, Way::Kernel];
 
 /// Everything goes one way.
 pub fn options(way: Way) -> CudaOptions {
@@ -41,7 +42,13 @@ pub fn options(way: Way) -> CudaOptions {
         kernel_below: match way {
             Way::Usual => usual.kernel_below,
             Way::Copies => 0,
-            Way::Kernel => usize::MAX,
+            Way::Staged | Way::Kernel => usize::MAX,
+        },
+        staging: match way {
+            // Four buffers, each for eight payloads.
+            Way::Staged => 4 * 8 * Plain::BYTES.next_multiple_of(16384),
+            Way::Kernel => 0,
+            _ => usual.staging,
         },
         ..usual
     }

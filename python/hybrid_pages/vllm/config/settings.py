@@ -96,7 +96,12 @@ class Settings:
 
     kernel_below: int = 28672
     """On a GPU, transfers whose adjacent pieces are shorter than this many bytes, on average, are
-    copied by a kernel, others by DMA. Change it only where both were measured."""
+    copied by a kernel, others by DMA alone. Change it only where both were measured."""
+
+    staging_mb: int = 128
+    """MiB of each GPU's memory in which kernels collect small pieces, so that DMA moves them over
+    the bus in one. 0: kernels reach over the bus themselves, which is slower and disturbs the
+    engine more."""
 
     batch_copies: bool = True
     """On a GPU, whether DMA copies go to the driver many at a time, from driver 12.8 on
@@ -158,6 +163,8 @@ class Settings:
             raise SettingsError(
                 f"kernel_below: expected 0 to 1099511627775 bytes, found {self.kernel_below}"
             )
+        if not 0 <= self.staging_mb <= 4096:
+            raise SettingsError(f"staging_mb: expected 0 to 4096, found {self.staging_mb}")
         if not 1 <= self.copy_threads <= 256:
             raise SettingsError(f"copy_threads: expected 1 to 256, found {self.copy_threads}")
 

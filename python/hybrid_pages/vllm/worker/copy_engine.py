@@ -144,6 +144,7 @@ def make_engine(
     layers: Sequence[LayerMap],
     threads: int,
     kernel_below: int,
+    staging: int,
     batch_copies: bool,
     checksums: bool,
     owners: object,
@@ -151,8 +152,8 @@ def make_engine(
 ) -> CopyEngine:
     """Makes a copy engine between memory of a device and an arena.
 
-    checksums: whether stores from CPU memory compute them. On a GPU kernels always compute them,
-    since it costs nothing.
+    kernel_below, staging: for a GPU, in bytes. checksums: whether stores from CPU memory compute
+    them. On a GPU kernels always compute them, since it costs nothing.
 
     Raises:
         CudaError: there is no driver, or it reports an error.
@@ -177,6 +178,7 @@ def make_engine(
         layers=layers,
         device=device.index or 0,
         kernel_below=kernel_below,
+        staging=staging,
         batch_copies=batch_copies,
         owners=owners,
         pinning=pinning,

@@ -171,6 +171,7 @@ class WorkerHalf:
                 layers=self._maps,
                 threads=self.settings.copy_threads,
                 kernel_below=self.settings.kernel_below,
+                staging=self.settings.staging_mb << 20,
                 batch_copies=self.settings.batch_copies,
                 checksums=self.settings.has_checksums,
                 owners=self._kv_caches,

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::mem::size_of_val;
 use std::ops::Range;
 
-use hybrid_pages::transfer::{Direction, Ticket, Transfers};
+use hybrid_pages::transfer::{Direction, TILE_BYTES, Ticket, Transfers};
 
 use crate::payload::{Patterns, Payload};
 use crate::pinning::Pinned;
@@ -15,11 +15,25 @@ use super::transfer::RunningTransfer;
 
 /// Most bytes of a batch. A long batch delays those after it, and calls get slower as the driver's queues grow.
 const MOST_BYTES: u64 = 64 << 20;
-const MOST_PIECES: u64 = 1024;
-/// Most pieces of a batch if each copy is a call of the driver.
+/// Most copies of a batch.
+const MOST_COPIES: u64 = 1024;
+/// Most copies of a batch if each is a call of the driver.
 const MOST_CALLS: u64 = 256;
+const TILE: u64 = TILE_BYTES as u64;
 /// Most transfers of a batch, each of which may wait for a point in another stream.
 const MOST_TRANSFERS: usize = 32;
+
+/// How the bytes of a batch move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Way {
+    /// The device's copy engines, with a copy for each range that is adjacent on both sides.
+    #[default]
+    Copies,
+    /// A kernel between small pieces and a staging buffer, and few copies between that and the slots.
+    Staged,
+    /// A kernel that reaches pinned slots over the bus itself.
+    Kernel,
+}
 
 /// The transfers that have not ended, by ticket.
 pub(super) type RunningTransfers = HashMap<Ticket, RunningTransfer>;
@@ -41,6 +55,7 @@ pub(super) struct CopyBatch {
     pub(super) digests: bool,
     /// Whether its slots are pinned. Entries with slots that are not go apart.
     pub(super) pinned: bool,
+    pub(super) way: Way,
 }
 
 /// Makes batches from transfers that wait.
@@ -49,8 +64,10 @@ pub(super) struct BatchBuilder<'a> {
     pub(super) patterns: &'a Patterns,
     pub(super) slots: &'a Pinned,
     pub(super) sizes: BufferSizes,
-    /// Whether the device can compute digests.
+    /// Whether the device has kernels, and with them computes digests.
     pub(super) kernels: bool,
+    /// A kernel moves pieces that are shorter than this on average.
+    pub(super) kernel_below: u64,
     /// Whether many copies go to the driver in one call.
     pub(super) batched_copies: bool,
 }
@@ -82,7 +99,27 @@ impl BatchBuilder<'_> {
             queue.pop_front();
             batch.given.push(ticket);
         }
+        batch.way = self.way(direction, &batch.payload, batch.pinned);
         batch
+    }
+
+    /// How a payload moves. Where zeros have to be written, a kernel does that.
+    fn way(&self, direction: Direction, payload: &Payload, pinned: bool) -> Way {
+        let Some(first) = payload.entries.first() else {
+            return Way::Copies;
+        };
+        if !self.kernels || !pinned {
+            return Way::Copies;
+        }
+        let zeros = direction == Direction::Store && payload.is_partial();
+        let short = payload.bytes < self.kernel_below.saturating_mul(payload.pieces());
+        if !zeros && !short {
+            Way::Copies
+        } else if first.bytes <= self.sizes.staging as u64 {
+            Way::Staged
+        } else {
+            Way::Kernel
+        }
     }
 
     /// Adds entries of a transfer to a batch. Returns whether there was room for all that were left.
@@ -108,7 +145,7 @@ impl BatchBuilder<'_> {
             batch.pinned = pinned;
             let payload = &mut batch.payload;
             payload.push(layout, self.patterns, memory, cuts, plan, index);
-            if payload.entries.len() > 1 && !self.holds(payload) {
+            if payload.entries.len() > 1 && !self.holds(direction, payload, pinned) {
                 payload.pop();
                 full = true;
                 break;
@@ -161,14 +198,18 @@ impl BatchBuilder<'_> {
     }
 
     /// Whether a payload is small enough for a batch.
-    fn holds(&self, payload: &Payload) -> bool {
-        self.fits(payload)
-            && payload.bytes <= MOST_BYTES
-            && payload.pieces()
-                <= if self.batched_copies {
-                    MOST_PIECES
-                } else {
-                    MOST_CALLS
-                }
+    fn holds(&self, direction: Direction, payload: &Payload, pinned: bool) -> bool {
+        let way = self.way(direction, payload, pinned);
+        let copies = match way {
+            Way::Copies => payload.pieces(),
+            Way::Staged => payload.packed.len() as u64,
+            Way::Kernel => 0,
+        };
+        let most = match self.batched_copies {
+            true => MOST_COPIES,
+            false => MOST_CALLS,
+        };
+        let staged = way != Way::Staged || payload.tiles * TILE <= self.sizes.staging as u64;
+        self.fits(payload) && payload.bytes <= MOST_BYTES && copies <= most && staged
     }
 }

@@ -1,5 +1,8 @@
-//! Memory that batches use besides the bytes that move: lists of pieces on the device, digests of tiles and
-//! completion words on the host. It is allocated when an engine starts.
+//! Memory that batches use besides the bytes that move: lists of pieces and staging buffers on the device, digests of
+//! tiles and completion words on the host. It is allocated when an engine starts.
+//!
+//! A *staging buffer* holds the payload of a batch in one piece, between a kernel that reaches the small pieces of the
+//! engine's memory and the copies from or to the slots.
 //!
 //! A *completion word* is 64 bits of host memory. The device writes a batch's number there when the batch has ended.
 
@@ -9,10 +12,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::driver::{Device, DeviceMemory, DevicePointer, HostMemory, Stream};
 use crate::error::Result;
-use crate::kernels::abi::{Packed, Strided};
+use crate::kernels::abi::{Packed, Strided, TILE_BYTES};
 
 /// Most batches of one direction that are under way. Each has buffers of its own.
 pub(super) const MOST_IN_FLIGHT: usize = 4;
+/// Staging buffers of one direction: one fills while the other empties.
+pub(super) const STAGING_BUFFERS: usize = 2;
 /// Bytes from one completion word to the next: a cache line, so that nothing else is written to it.
 const WORD: usize = 64;
 
@@ -21,20 +26,24 @@ const WORD: usize = 64;
 pub(super) struct BufferSizes {
     pub(super) lists: usize,
     pub(super) digests: usize,
+    /// Bytes of a staging buffer, whole tiles; 0 without any.
+    pub(super) staging: usize,
 }
 
 impl BufferSizes {
     /// Enough for most batches: 64 KiB of lists, and digests of 128 MiB.
     const LEAST: usize = 64 << 10;
 
-    /// Sizes that hold at least one entry of so many pieces and tiles.
-    pub(super) fn new(strided: usize, packed: usize, tiles: usize) -> Self {
+    /// Sizes that hold at least one entry of so many pieces and tiles. `staging`: bytes of all staging buffers of both
+    /// directions.
+    pub(super) fn new(strided: usize, packed: usize, tiles: usize, staging: usize) -> Self {
         let lists = strided * size_of::<Strided>() + packed * size_of::<Packed>();
         Self {
             lists: lists.max(Self::LEAST).next_multiple_of(WORD),
             digests: (tiles * size_of::<u64>())
                 .max(Self::LEAST)
                 .next_multiple_of(WORD),
+            staging: staging / (2 * STAGING_BUFFERS) / TILE_BYTES * TILE_BYTES,
         }
     }
 }
@@ -44,11 +53,18 @@ pub(super) struct Buffers {
     sizes: BufferSizes,
     host: HostMemory,
     lists: Option<DeviceMemory>,
+    staging: Option<DeviceMemory>,
 }
 
 impl Buffers {
-    /// Allocates the memory. `kernels`: whether kernels will be launched, which need lists and digests.
-    pub(super) fn new(device: &Arc<Device>, sizes: BufferSizes, kernels: bool) -> Result<Self> {
+    /// Allocates the memory. `kernels`: whether kernels will be launched, which need lists, digests and staging buffers.
+    /// If the device has no memory for staging buffers, adds a warning and goes without.
+    pub(super) fn new(
+        device: &Arc<Device>,
+        mut sizes: BufferSizes,
+        kernels: bool,
+        warnings: &mut Vec<String>,
+    ) -> Result<Self> {
         let each = WORD
             + if kernels {
                 sizes.lists + sizes.digests
@@ -56,15 +72,41 @@ impl Buffers {
                 0
             };
         let lists = kernels.then(|| DeviceMemory::new(device, MOST_IN_FLIGHT * sizes.lists));
+        if !kernels {
+            sizes.staging = 0;
+        }
+        let mut staging = None;
+        if sizes.staging > 0 {
+            match DeviceMemory::new(device, STAGING_BUFFERS * sizes.staging) {
+                Ok(memory) => staging = Some(memory),
+                Err(error) if error.is_sticky() => return Err(error),
+                Err(error) => {
+                    warnings.push(format!(
+                        "small pieces move slower: expected {} MiB of the device's memory for staging, found none: \
+                         {error}; set less for the engine's caches or for staging",
+                        (STAGING_BUFFERS * sizes.staging) >> 20
+                    ));
+                    sizes.staging = 0;
+                }
+            }
+        }
         Ok(Self {
             sizes,
             host: HostMemory::new(device, MOST_IN_FLIGHT * each)?,
             lists: lists.transpose()?,
+            staging,
         })
     }
 
     pub(super) fn sizes(&self) -> BufferSizes {
         self.sizes
+    }
+
+    /// The device's address of a staging buffer.
+    pub(super) fn staging_address(&self, buffer: usize) -> Option<DevicePointer> {
+        debug_assert!(buffer < STAGING_BUFFERS);
+        let memory = self.staging.as_ref()?;
+        Some(memory.address() + (buffer * self.sizes.staging) as u64)
     }
 
     /// The device's address of the completion word of a batch.

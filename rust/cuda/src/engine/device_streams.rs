@@ -33,8 +33,9 @@ impl DeviceStreams {
         warnings: &mut Vec<String>,
     ) -> Result<Self> {
         let module = kernels::load(device, share, warnings)?;
-        let pair =
-            |direction| StreamPair::new(device, direction, sizes, module.is_some(), &batch_call);
+        let kernels = module.is_some();
+        let mut pair =
+            |direction| StreamPair::new(device, direction, sizes, kernels, &batch_call, warnings);
         let each = [pair(Direction::Store)?, pair(Direction::Load)?];
         if each.iter().any(StreamPair::asks_driver) {
             warnings.push(

@@ -16,13 +16,11 @@ pub(super) fn load(
     share: f64,
     warnings: &mut Vec<String>,
 ) -> Result<Option<Module>> {
-    let blocks = f64::from(device.description().multiprocessors) * share;
-    let blocks = (blocks as u32).max(1);
     let (major, minor) = device.description().capability;
     let mut rejected = Vec::new();
     for image in image::candidates(major, minor) {
         match load_proven(device, image.bytes) {
-            Ok(module) => return Ok(Some(module.with_blocks(blocks))),
+            Ok(module) => return Ok(Some(module.with_share(share))),
             Err(error) if error.is_sticky() => return Err(error),
             Err(error) => {
                 rejected.push(error.to_string());

@@ -122,7 +122,7 @@ impl CudaEngine {
         }
         let slots = pinning.join(transfers.memory())?;
         let patterns = Patterns::new(transfers.layout());
-        let sizes = buffer_sizes(&transfers, &patterns, &slots);
+        let sizes = buffer_sizes(&transfers, &patterns, &slots, options.staging);
         let batch_call = Arc::new(BatchCall::new(&driver, options.batch_copies));
         let streams = DeviceStreams::new(
             &device,
@@ -378,7 +378,12 @@ fn reject<T>(what: String) -> Result<T> {
 }
 
 /// Sizes that hold the largest entry of the layout, and mostly many entries.
-fn buffer_sizes(transfers: &Transfers, patterns: &Patterns, slots: &Pinned) -> BufferSizes {
+fn buffer_sizes(
+    transfers: &Transfers,
+    patterns: &Patterns,
+    slots: &Pinned,
+    staging: usize,
+) -> BufferSizes {
     let (layout, memory) = (transfers.layout(), transfers.memory());
     let parts = slots.cuts().most_parts(memory.slot_bytes() as u64);
     let bytes = layout
@@ -388,7 +393,12 @@ fn buffer_sizes(transfers: &Transfers, patterns: &Patterns, slots: &Pinned) -> B
         .map(|class| class.rank_bytes);
     let most = bytes.max().unwrap_or(0);
     let packed = (most.div_ceil(memory.slot_bytes()) + 1) * parts;
-    BufferSizes::new(patterns.most(layout), packed, most.div_ceil(TILE_BYTES))
+    BufferSizes::new(
+        patterns.most(layout),
+        packed,
+        most.div_ceil(TILE_BYTES),
+        staging,
+    )
 }
 
 /// Rejects layers in memory of the host or of another device.

@@ -10,7 +10,7 @@ use hybrid_pages::transfer::Direction;
 use crate::driver::{CopyAttributes, Device, DevicePointer, Event, Location, Priority, Stream};
 use crate::error::{CudaError, Result};
 use crate::kernels::abi::{Packed, Paging};
-use crate::kernels::{Kernel, Module};
+use crate::kernels::{Kernel, Module, Width};
 use crate::payload::{CopyRange, Payload};
 use crate::pinning::Pinned;
 
@@ -32,6 +32,8 @@ const MOST_TILES: u64 = 512;
 pub(super) enum CopyMethod {
     /// A kernel that reaches pinned slots over the bus itself.
     Kernel,
+    /// A kernel between the pieces and the staging buffer at this address, and copies between that and the slots.
+    Staged(DevicePointer, Vec<CopyRange>),
     /// The device's copy engines: one copy for each range that is adjacent on both sides.
     Copies(Vec<CopyRange>),
 }
@@ -75,6 +77,7 @@ impl StreamPair {
         sizes: BufferSizes,
         kernels: bool,
         batch_call: &Arc<BatchCall>,
+        warnings: &mut Vec<String>,
     ) -> Result<Self> {
         let priority = match direction {
             Direction::Load => Priority::Greatest,
@@ -86,7 +89,7 @@ impl StreamPair {
             work: Stream::new(device, priority)?,
             bus: Stream::new(device, priority)?,
             joined: Event::new(device)?,
-            buffers: Buffers::new(device, sizes, kernels)?,
+            buffers: Buffers::new(device, sizes, kernels, warnings)?,
             batch_call: Arc::clone(batch_call),
             ends: Vec::new(),
         };
@@ -155,7 +158,7 @@ impl StreamPair {
         slots: &Pinned,
     ) -> Result<()> {
         let _entered = self.device.enter()?;
-        let by_kernel = matches!(batch.method, CopyMethod::Kernel);
+        let by_kernel = !matches!(batch.method, CopyMethod::Copies(_));
         let module = module.filter(|_| batch.digests || by_kernel);
         let last = match (&batch.method, module) {
             (CopyMethod::Copies(copies), None) => {
@@ -170,26 +173,22 @@ impl StreamPair {
                 unsafe { self.copy_and_digest(batch, copies, module, paging, slots)? }
             }
             (CopyMethod::Kernel, Some(module)) => {
-                let packed: Vec<Packed> = batch
-                    .payload
-                    .packed
-                    .iter()
-                    .map(|piece| Packed {
-                        address: slots.mapped(piece.address),
-                        ..*piece
-                    })
-                    .collect();
-                let paging = self.paging(batch, &packed)?;
+                let paging = self.paging(
+                    batch,
+                    &relocated(batch, |piece| slots.mapped(piece.address)),
+                )?;
                 self.after(batch, &self.work)?;
-                let kernel = match self.direction {
-                    Direction::Store => Kernel::Gather,
-                    Direction::Load => Kernel::Scatter,
-                };
                 // SAFETY: the caller promises this.
-                unsafe { self.launch(module, kernel, paging)? };
+                unsafe { self.launch(module, self.moving_kernel(), paging, Width::Share)? };
                 &self.work
             }
-            (CopyMethod::Kernel, None) => {
+            (CopyMethod::Staged(staging, copies), Some(module)) => {
+                let paging =
+                    self.paging(batch, &relocated(batch, |piece| staging + piece.position))?;
+                // SAFETY: the caller promises this.
+                unsafe { self.stage(batch, copies, module, paging, slots)? }
+            }
+            (CopyMethod::Kernel | CopyMethod::Staged(..), None) => {
                 return Err(CudaError::Unavailable(
                     "expected a kernel, found none".into(),
                 ));
@@ -230,11 +229,24 @@ impl StreamPair {
         })
     }
 
+    fn moving_kernel(&self) -> Kernel {
+        match self.direction {
+            Direction::Store => Kernel::Gather,
+            Direction::Load => Kernel::Scatter,
+        }
+    }
+
     /// Gives a kernel to its stream: for a load in one launch, for a store in several short ones.
     ///
     /// # Safety
     /// The demands of [`Module::launch`].
-    unsafe fn launch(&self, module: &Module, kernel: Kernel, whole: Paging) -> Result<()> {
+    unsafe fn launch(
+        &self,
+        module: &Module,
+        kernel: Kernel,
+        whole: Paging,
+        width: Width,
+    ) -> Result<()> {
         let most = match self.direction {
             Direction::Store => MOST_TILES,
             Direction::Load => u64::MAX,
@@ -244,7 +256,7 @@ impl StreamPair {
         while left > 0 {
             paging.tile_count = left.min(most);
             // SAFETY: the caller promises this.
-            unsafe { module.launch(kernel, paging, &self.work)? };
+            unsafe { module.launch(kernel, paging, width, &self.work)? };
             paging.first_tile += paging.tile_count;
             if paging.digests != 0 {
                 paging.digests += paging.tile_count * size_of::<u64>() as u64;
@@ -252,6 +264,43 @@ impl StreamPair {
             left -= paging.tile_count;
         }
         Ok(())
+    }
+
+    /// Gives a kernel and copies from or to a staging buffer to the streams; returns the stream on which the batch ends.
+    /// The buffer is free: the last batch that used it has ended.
+    ///
+    /// # Safety
+    /// The demands of [`StreamPair::enqueue`].
+    unsafe fn stage(
+        &self,
+        batch: &Submission<'_>,
+        copies: &[CopyRange],
+        module: &Module,
+        paging: Paging,
+        slots: &Pinned,
+    ) -> Result<&Stream> {
+        let kernel = self.moving_kernel();
+        // SAFETY: the caller promises this. A load touches the engine's memory in its kernel alone.
+        unsafe {
+            match self.direction {
+                Direction::Store => {
+                    self.after(batch, &self.work)?;
+                    self.launch(module, kernel, paging, Width::All)?;
+                    self.joined.record(&self.work)?;
+                    self.bus.wait(&self.joined)?;
+                    self.copy_all(copies, slots)?;
+                    Ok(&self.bus)
+                }
+                Direction::Load => {
+                    self.copy_all(copies, slots)?;
+                    self.joined.record(&self.bus)?;
+                    self.work.wait(&self.joined)?;
+                    self.after(batch, &self.work)?;
+                    self.launch(module, kernel, paging, Width::All)?;
+                    Ok(&self.work)
+                }
+            }
+        }
     }
 
     /// Gives copies and a kernel that computes digests to the streams; returns the stream on which the batch
@@ -273,7 +322,7 @@ impl StreamPair {
             match self.direction {
                 Direction::Store => {
                     self.after(batch, &self.work)?;
-                    self.launch(module, Kernel::Digest, paging)?;
+                    self.launch(module, Kernel::Digest, paging, Width::All)?;
                     self.copy_all(copies, slots)?;
                     self.joined.record(&self.work)?;
                     self.bus.wait(&self.joined)?;
@@ -283,7 +332,7 @@ impl StreamPair {
                     self.copy_all(copies, slots)?;
                     self.joined.record(&self.bus)?;
                     self.work.wait(&self.joined)?;
-                    self.launch(module, Kernel::Digest, paging)?;
+                    self.launch(module, Kernel::Digest, paging, Width::All)?;
                     Ok(&self.work)
                 }
             }
@@ -341,6 +390,17 @@ impl StreamPair {
         // SAFETY: the caller promises this; the lists have equal lengths and are read before the call returns.
         unsafe { driver.copy_batch(to, from, &mut sizes, attributes, stream) }
     }
+}
+
+/// The packed pieces of a batch at other addresses.
+fn relocated(batch: &Submission<'_>, address: impl Fn(&Packed) -> u64) -> Vec<Packed> {
+    let packed = batch.payload.packed.iter();
+    packed
+        .map(|piece| Packed {
+            address: address(piece),
+            ..*piece
+        })
+        .collect()
 }
 
 fn count(pieces: usize) -> u32 {

@@ -12,10 +12,10 @@ use hybrid_pages::transfer::{Completion, Direction, Ticket, Transfers, panic_mes
 
 use crate::driver::Device;
 use crate::error::{CudaError, Result};
-use crate::payload::{Patterns, PlacedEntry};
+use crate::payload::Patterns;
 
-use super::batch::{BatchBuilder, BatchPart, CopyBatch, RunningTransfers};
-use super::buffers::MOST_IN_FLIGHT;
+use super::batch::{BatchBuilder, BatchPart, CopyBatch, RunningTransfers, Way};
+use super::buffers::{MOST_IN_FLIGHT, STAGING_BUFFERS};
 use super::device_streams::{DeviceStreams, SubmitError};
 use super::digests::{check_entry, checksum};
 use super::stream_pair::{CopyMethod, Submission};
@@ -61,6 +61,8 @@ struct BatchInFlight {
     number: u64,
     /// The index of the batch's buffers.
     index: usize,
+    /// The staging buffer that the batch uses.
+    staging: Option<usize>,
 }
 
 struct Worker {
@@ -207,7 +209,7 @@ impl Worker {
         let Some(next) = self.waiting[side].front() else {
             return Ok(false);
         };
-        if self.in_flight[side].len() == MOST_IN_FLIGHT {
+        if self.in_flight[side].len() == MOST_IN_FLIGHT || self.free_staging(side).is_none() {
             return Ok(false);
         }
         let transfer = &self.running[next];
@@ -224,6 +226,15 @@ impl Worker {
         Ok(!paused)
     }
 
+    /// A staging buffer that no batch uses, if there are any.
+    fn free_staging(&self, side: usize) -> Option<usize> {
+        let used = |buffer| {
+            let mut batches = self.in_flight[side].iter();
+            batches.any(|batch| batch.staging == Some(buffer))
+        };
+        (0..STAGING_BUFFERS).find(|buffer| !used(*buffer))
+    }
+
     /// Makes a batch and gives it to the streams. Its transfers end in any case, even after a panic.
     fn begin(&mut self, direction: Direction) {
         let builder = BatchBuilder {
@@ -232,6 +243,7 @@ impl Worker {
             slots: self.streams.slots(),
             sizes: self.streams.of(direction).buffers().sizes(),
             kernels: self.streams.has_kernels(),
+            kernel_below: self.kernel_below,
             batched_copies: self.streams.batches_copies(),
         };
         let queue = &mut self.waiting[direction as usize];
@@ -256,13 +268,17 @@ impl Worker {
             self.numbers += 1;
             let side = direction as usize;
             let (number, index) = (self.numbers, self.begun[side] % MOST_IN_FLIGHT);
-            match caught(|| self.try_begin(direction, &batch, number, index)) {
+            let staging = (batch.way == Way::Staged)
+                .then(|| self.free_staging(side))
+                .flatten();
+            match caught(|| self.try_begin(direction, &batch, number, index, staging)) {
                 Ok(Ok(())) => {
                     self.begun[side] += 1;
                     self.in_flight[side].push_back(BatchInFlight {
                         batch,
                         number,
                         index,
+                        staging,
                     });
                 }
                 Ok(Err(SubmitError::This(error))) => self.fail(&batch.parts, &error.to_string()),
@@ -285,19 +301,24 @@ impl Worker {
         batch: &CopyBatch,
         number: u64,
         index: usize,
+        staging: Option<usize>,
     ) -> std::result::Result<(), SubmitError> {
-        let (payload, slots) = (&batch.payload, self.streams.slots());
-        let small = payload.bytes < self.kernel_below.saturating_mul(payload.pieces());
-        let zeros =
-            direction == Direction::Store && payload.entries.iter().any(PlacedEntry::is_partial);
-        let method = if (small || zeros) && self.streams.has_kernels() && batch.pinned {
-            CopyMethod::Kernel
-        } else {
-            if zeros {
-                // SAFETY: the plan keeps its stretches inside the arena, and the slots belong to the transfer.
-                unsafe { payload.write_zeros() };
+        let (payload, cuts) = (&batch.payload, self.streams.slots().cuts());
+        let buffers = self.streams.of(direction).buffers();
+        let staging = staging.and_then(|buffer| buffers.staging_address(buffer));
+        let method = match (batch.way, staging) {
+            (Way::Staged, Some(staging)) => {
+                let copies = payload.staged_copies(staging, cuts);
+                CopyMethod::Staged(staging, copies)
             }
-            CopyMethod::Copies(payload.copies(slots.cuts()))
+            (Way::Staged | Way::Kernel, _) => CopyMethod::Kernel,
+            (Way::Copies, _) => {
+                if direction == Direction::Store && payload.is_partial() {
+                    // SAFETY: the plan keeps its stretches inside the arena, and the slots belong to the transfer.
+                    unsafe { payload.write_zeros() };
+                }
+                CopyMethod::Copies(payload.copies(cuts))
+            }
         };
         let transfers = batch
             .parts

@@ -6,5 +6,5 @@ mod module;
 mod proof;
 pub mod twin;
 
-pub(crate) use module::{Kernel, Module};
+pub(crate) use module::{Kernel, Module, Width};
 pub(crate) use proof::prove;

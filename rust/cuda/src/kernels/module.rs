@@ -11,6 +11,8 @@ use super::abi::Paging;
 
 /// Threads of a CUDA block.
 const THREADS: u32 = 512;
+/// How many CUDA blocks a multiprocessor runs at a time.
+const BLOCKS_EACH: u32 = 2;
 
 /// One of the kernels of `csrc/paging.cu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,13 +25,22 @@ pub(crate) enum Kernel {
     Digest,
 }
 
+/// How many multiprocessors a launch may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Width {
+    /// The share that the engine's options name, for kernels that wait for the bus most of the time.
+    Share,
+    /// All, for kernels that touch the device's memory alone: the sooner they end, the less they disturb.
+    All,
+}
+
 /// An image that is loaded on a device.
 pub(crate) struct Module {
     device: Arc<Device>,
     module: Handle,
     functions: [Handle; 3],
-    /// Most CUDA blocks of a launch.
-    blocks: u32,
+    /// Most CUDA blocks of a launch, for each width.
+    blocks: [u32; 2],
 }
 
 // SAFETY: modules may be used from any thread.
@@ -61,7 +72,7 @@ impl Module {
             device: Arc::clone(device),
             module,
             functions: [ptr::null_mut(); 3],
-            blocks: 1,
+            blocks: [1; 2],
         };
         for (name, function) in Self::NAMES.iter().zip(&mut loaded.functions) {
             // SAFETY: a place for a function; the name is a C string.
@@ -70,9 +81,10 @@ impl Module {
         Ok(loaded)
     }
 
-    /// The same, whose launches take at most `blocks` CUDA blocks each.
-    pub(crate) fn with_blocks(mut self, blocks: u32) -> Self {
-        self.blocks = blocks;
+    /// Lets launches take several multiprocessors: with [`Width::Share`], this share of them.
+    pub(crate) fn with_share(mut self, share: f64) -> Self {
+        let all = self.device.description().multiprocessors;
+        self.blocks = [((f64::from(all) * share) as u32).max(1), BLOCKS_EACH * all];
         self
     }
 
@@ -80,7 +92,13 @@ impl Module {
     ///
     /// # Safety
     /// Lists, digests and all bytes of the tiles in the lists stay valid until the launch has ended.
-    pub(crate) unsafe fn launch(&self, kernel: Kernel, paging: Paging, on: &Stream) -> Result<()> {
+    pub(crate) unsafe fn launch(
+        &self,
+        kernel: Kernel,
+        paging: Paging,
+        width: Width,
+        on: &Stream,
+    ) -> Result<()> {
         let tiles = u32::try_from(paging.tile_count).unwrap_or(u32::MAX);
         if tiles == 0 {
             return Ok(());
@@ -91,7 +109,7 @@ impl Module {
         unsafe {
             self.device.driver().launch(
                 self.functions[kernel as usize],
-                tiles.min(self.blocks),
+                tiles.min(self.blocks[width as usize]),
                 1,
                 1,
                 THREADS,

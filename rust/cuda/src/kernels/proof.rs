@@ -9,7 +9,7 @@ use crate::driver::{Device, DeviceMemory, HostMemory, Priority, Stream};
 use crate::error::{CudaError, Result};
 
 use super::abi::{Packed, Paging, Strided, TILE_BYTES};
-use super::module::{Kernel, Module};
+use super::module::{Kernel, Module, Width};
 use super::twin;
 
 const TILES: usize = 3;
@@ -104,7 +104,7 @@ impl Proof<'_> {
 
         self.put(SLOTS, &slots);
         self.launch(Kernel::Gather)?;
-        let mut expected = Expected::new(&engine, &slots);
+        let mut expected = TwinBytes::new(&engine, &slots);
         expected.run(Kernel::Gather);
         self.compare(Kernel::Gather, SLOTS, &expected.slots, &expected.digests)?;
 
@@ -116,7 +116,7 @@ impl Proof<'_> {
         self.put(SLOTS, &slots);
         self.launch(Kernel::Scatter)?;
         self.download()?;
-        let mut expected = Expected::new(&engine, &slots);
+        let mut expected = TwinBytes::new(&engine, &slots);
         expected.run(Kernel::Scatter);
         self.compare(Kernel::Scatter, IMAGE, &expected.engine, &expected.digests)
     }
@@ -163,7 +163,10 @@ impl Proof<'_> {
                 digests: self.host.mapped() + (DIGESTS + first * size_of::<u64>()) as u64,
             };
             // SAFETY: lists, digests and all bytes of the tiles live until the stream has ended.
-            unsafe { self.module.launch(kernel, paging, &self.stream)? };
+            unsafe {
+                self.module
+                    .launch(kernel, paging, Width::All, &self.stream)?
+            };
         }
         self.stream.synchronize()
     }
@@ -211,13 +214,13 @@ impl Proof<'_> {
 }
 
 /// The same memory on the host, for the twins.
-struct Expected {
+struct TwinBytes {
     engine: Vec<u8>,
     slots: Vec<u8>,
     digests: [u64; TILES],
 }
 
-impl Expected {
+impl TwinBytes {
     fn new(engine: &[u8], slots: &[u8]) -> Self {
         Self {
             engine: engine.to_vec(),
