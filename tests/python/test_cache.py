@@ -113,6 +113,8 @@ def test_a_lookup_says_why_pages_are_no_hit() -> None:
     with cache.reserve(namespace, keys("ab"), [(CHECKPOINT, 1)]):
         assert missing("abcd") == "writing"
         assert missing("a") == "never_made"
+        found = cache.lookup(namespace, keys("abcd"))
+        assert (found.blocks, found.coming) == (0, 2)
     assert missing("abcd") == "never_made"
     put(cache, namespace, "ab", [(CHECKPOINT, 1)])
     assert missing("ab") is None

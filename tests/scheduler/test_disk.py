@@ -406,7 +406,9 @@ def test_a_request_waits_no_longer_than_the_deadline(start: Start) -> None:
 
         def lookup(self, *args: Any, **kwargs: Any) -> Any:
             hit = real.lookup(*args, **kwargs)
-            return SimpleNamespace(blocks=4, host=hit.host, pages=4, missing=None, asking=False)
+            return SimpleNamespace(
+                blocks=4, host=hit.host, pages=4, missing=None, asking=False, coming=4
+            )
 
         def restore(self, *args: Any, **kwargs: Any) -> Any:
             waiting = SimpleNamespace(first=0, blocks=4, depths=(), end=lambda: None)

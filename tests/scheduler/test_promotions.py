@@ -37,7 +37,9 @@ class Promoting:
         if not self.left:
             return hit
         blocks = 0 if self.loses and self.begun else hit.blocks
-        return SimpleNamespace(blocks=blocks, host=0, pages=hit.pages, missing=None, asking=False)
+        return SimpleNamespace(
+            blocks=blocks, host=0, pages=hit.pages, missing=None, asking=False, coming=blocks
+        )
 
     def restore(self, *_: Any, first: int = 0, **__: Any) -> Any:
         """Says that it is under way until it has been asked often enough."""

@@ -410,7 +410,9 @@ class Mute:
 
     def lookup(self, *args: Any, **kwargs: Any) -> Any:
         hit = self._cache.lookup(*args, **kwargs)
-        fields = {name: getattr(hit, name) for name in ("blocks", "host", "pages", "missing")}
+        fields = {
+            name: getattr(hit, name) for name in ("blocks", "host", "pages", "missing", "coming")
+        }
         return SimpleNamespace(**fields, asking=True)
 
 

@@ -168,7 +168,9 @@ class Below:
 
     def lookup(self, *args: Any, **kwargs: Any) -> Any:
         hit = self.cache.lookup(*args, **kwargs)
-        fields = {name: getattr(hit, name) for name in ("blocks", "pages", "missing", "asking")}
+        fields = {
+            name: getattr(hit, name) for name in ("blocks", "pages", "missing", "asking", "coming")
+        }
         return SimpleNamespace(**fields, host=0 if self.below else hit.host)
 
 

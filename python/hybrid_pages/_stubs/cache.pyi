@@ -50,6 +50,10 @@ class Hit:
     def asking(self) -> bool:
         """Whether a tier below has sent a question to its store: a later lookup may find more."""
 
+    @property
+    def coming(self) -> int:
+        """The joint hit that there will be when all that is being written is whole."""
+
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self, /) -> int: ...

@@ -60,6 +60,11 @@ COUNTERS = {
         None,
         "Restores from tiers below that began while their request waited for its first turn.",
     ),
+    "awaited_stores": (
+        "outcome",
+        "Requests that waited for a store under way, by outcome: found, late (the wait took too "
+        "long) or lost (the store failed, or its entries left).",
+    ),
     "expected_restores": (
         None,
         "Prefixes that were brought to the host for a request that a hint said to come.",

@@ -53,6 +53,7 @@ pub struct PyHit {
     host: usize,
     missing: Option<&'static str>,
     asking: bool,
+    coming: usize,
 }
 
 #[pymethods]
@@ -76,6 +77,7 @@ impl From<Hit> for PyHit {
             host: hit.host,
             missing: hit.missing.map(Missing::name),
             asking: hit.asking,
+            coming: hit.coming,
         }
     }
 }

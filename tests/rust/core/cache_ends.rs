@@ -35,6 +35,7 @@ fn invalidated_entries_are_gone_with_everything_behind_them() {
             host: 1,
             missing: None,
             asking: false,
+            coming: 1,
         }
     );
     assert_eq!(
@@ -45,6 +46,7 @@ fn invalidated_entries_are_gone_with_everything_behind_them() {
             host: 1,
             missing: None,
             asking: false,
+            coming: 1,
         }
     );
     assert_eq!(small.cache.invalidate(&lease), Ok(0));
@@ -108,6 +110,7 @@ fn clear_forgets_everything_and_slots_under_a_lease_return_with_it() {
             host: 0,
             missing: Some(Missing::NeverMade),
             asking: false,
+            coming: 0,
         }
     );
     lease.release();
@@ -184,6 +187,7 @@ fn keys_that_are_not_chained_are_refused_or_miss() {
             host: 0,
             missing: Some(Missing::NeverMade),
             asking: false,
+            coming: 0,
         })
     );
     assert_eq!(

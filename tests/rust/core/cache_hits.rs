@@ -24,6 +24,7 @@ fn a_hit_is_the_deepest_checkpoint_with_every_page_before_it() {
             host: 0,
             missing: Some(Missing::NeverMade),
             asking: false,
+            coming: 0,
         }
     );
     small.store("abcdef", &[(1, 1), (1, 3)]);
@@ -35,6 +36,7 @@ fn a_hit_is_the_deepest_checkpoint_with_every_page_before_it() {
             host: 4,
             missing: Some(Missing::NeverMade),
             asking: false,
+            coming: 4,
         }
     );
     assert_eq!(
@@ -45,6 +47,7 @@ fn a_hit_is_the_deepest_checkpoint_with_every_page_before_it() {
             host: 2,
             missing: Some(Missing::NeverMade),
             asking: false,
+            coming: 2,
         }
     );
     assert_eq!(
@@ -55,6 +58,7 @@ fn a_hit_is_the_deepest_checkpoint_with_every_page_before_it() {
             host: 0,
             missing: Some(Missing::NeverMade),
             asking: false,
+            coming: 0,
         }
     );
     assert_eq!(small.hit("xbcdef"), Hit::default());
@@ -75,6 +79,7 @@ fn a_limit_hides_deeper_boundaries() {
             host: 2,
             missing: Some(Missing::NeverMade),
             asking: false,
+            coming: 2,
         }
     );
     assert_eq!(small.read("abc").blocks(), 2);
@@ -143,6 +148,7 @@ fn a_window_class_needs_only_the_pages_of_the_last_window() {
             host: 5,
             missing: Some(Missing::Window),
             asking: false,
+            coming: 5,
         }
     );
     assert_eq!(small.depth("abcd"), 0);
@@ -184,6 +190,7 @@ fn without_attention_a_checkpoint_alone_is_a_hit() {
             host: 4,
             missing: None,
             asking: false,
+            coming: 4,
         }
     );
     assert_eq!(small.hit("abc"), Hit::default());
@@ -370,5 +377,7 @@ fn without_attention_nothing_says_how_deep_a_hit_could_be() {
     small.store("abcd", &[(0, 3)]);
     let writing = small.reserve("abcd", &[(0, 1)]);
     assert_eq!(writing.entries().len(), 1);
-    assert_eq!(small.hit("abcd"), Hit::default());
+    let found = small.hit("abcd");
+    assert_eq!(found.coming, 2);
+    assert_eq!(Hit { coming: 0, ..found }, Hit::default());
 }

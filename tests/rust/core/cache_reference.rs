@@ -140,6 +140,13 @@ impl Model {
             (0..self.classes.len()).all(|class| whole(class, self.needs(class, prompt, *n)))
         };
         let blocks = (1..=prompt.len()).rev().find(can).unwrap_or(0);
+        let known = |class: usize, block: usize| self.known(class, &prompt[..=block]).is_some();
+        let coming = |n: &usize| {
+            (0..self.classes.len()).all(|class| {
+                self.needs(class, prompt, *n)
+                    .all(|block| known(class, block))
+            })
+        };
         let pages = self.page().map_or(blocks, |page| {
             (0..=prompt.len())
                 .rev()
@@ -153,6 +160,7 @@ impl Model {
             host: blocks,
             missing: missing.max(),
             asking: false,
+            coming: (1..=prompt.len()).rev().find(coming).unwrap_or(0),
         }
     }
 

@@ -20,7 +20,9 @@ fn nothing_is_seen_before_the_commit_and_everything_after() {
             .iter()
             .all(|entry| entry.checksums.is_empty())
     );
-    assert_eq!(small.hit("abc"), Hit::default());
+    let found = small.hit("abc");
+    assert_eq!(found.coming, 3);
+    assert_eq!(Hit { coming: 0, ..found }, Hit::default());
     assert_eq!(small.stats().writing_entries, 4);
     assert_eq!(commit(&mut lease), 4);
     assert!(lease.ended());
@@ -32,6 +34,7 @@ fn nothing_is_seen_before_the_commit_and_everything_after() {
             host: 3,
             missing: None,
             asking: false,
+            coming: 3,
         }
     );
     assert_eq!(small.stats().writing_entries, 0);
@@ -127,6 +130,7 @@ fn a_child_of_an_aborted_page_is_never_published() {
             host: 4,
             missing: None,
             asking: false,
+            coming: 4,
         }
     );
     assert_eq!(small.depth("abc"), 0);
@@ -234,6 +238,7 @@ fn tails_go_first_and_the_used_stay() {
             host: 0,
             missing: Some(Missing::Evicted),
             asking: false,
+            coming: 0,
         }
     );
     small.store("q", &[(0, 0)]);
@@ -245,6 +250,7 @@ fn tails_go_first_and_the_used_stay() {
             host: 0,
             missing: Some(Missing::NeverMade),
             asking: false,
+            coming: 0,
         }
     );
     assert_eq!(
@@ -255,6 +261,7 @@ fn tails_go_first_and_the_used_stay() {
             host: 3,
             missing: None,
             asking: false,
+            coming: 3,
         }
     );
     let stats = small.stats();
@@ -285,6 +292,7 @@ fn a_load_refreshes_only_the_checkpoint_that_it_resumed_from() {
             host: 2,
             missing: Some(Missing::Evicted),
             asking: false,
+            coming: 2,
         }
     );
     assert_eq!(small.depth("a"), 0);

@@ -169,6 +169,7 @@ class Connection:
             self.figures,
             wait_seconds=self._wait_seconds(),
             asking=Asking(settings.remote_deadline_ms / 1000, self.pace, self.figures),
+            pace=self.pace,
         )
         self.stores.closed, self.stores.pool = self._closed, self.pool
         if self.manager is not None:

@@ -105,6 +105,11 @@ impl Classes {
         self.reclaimed += entries;
     }
 
+    /// Whether there is an entry whose bytes are not whole yet.
+    pub(super) const fn is_writing(&self) -> bool {
+        self.writing > 0
+    }
+
     /// A write lease begins with so many entries.
     pub(super) fn begin_writing(&mut self, entries: usize) {
         self.writing += entries as u64;

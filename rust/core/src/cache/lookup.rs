@@ -45,6 +45,11 @@ impl CacheState {
         let discovered = self.discover(namespace, keys)?;
         let mut hit = discovered.hit;
         hit.asking = discovered.asking && hit.blocks < keys.len();
+        if self.classes.is_writing() && hit.blocks < keys.len() {
+            let known = |cell: IndexCell| cell.entry().is_some();
+            let coming = self.index.joint_hit(namespace, keys, known, |_| ());
+            hit.coming = coming.blocks;
+        }
         Ok((!discovered.more).then_some(hit))
     }
 

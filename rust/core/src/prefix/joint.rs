@@ -57,6 +57,8 @@ pub struct Hit {
     pub missing: Option<Missing>,
     /// Whether a tier below is asking somebody for entries: the same lookup may find more soon.
     pub asking: bool,
+    /// The joint hit that there will be when all that is being written is whole. At least `blocks`.
+    pub coming: usize,
 }
 
 /// How deep a prefix can be resumed, as far as it was walked.
@@ -129,6 +131,7 @@ impl<F: Fn(IndexCell) -> bool> Depth<F> {
         // Without an attention class the walk goes on where nothing is, and nothing is missing.
         hit.pages = hit.pages.max(hit.blocks);
         hit.host = hit.blocks;
+        hit.coming = hit.blocks;
         hit.missing = (hit.pages > hit.blocks).then_some(self.missing);
         hit
     }

@@ -20,6 +20,7 @@ from hybrid_pages.vllm.layout.grid import Tables
 from hybrid_pages.vllm.messages import LoadEntry, LoadJob, Outcome
 from hybrid_pages.vllm.metrics import Figures
 from hybrid_pages.vllm.scheduler.loads.load_bytes import LoadBytes
+from hybrid_pages.vllm.scheduler.loads.pace import Pace
 from hybrid_pages.vllm.scheduler.loads.parked import Parked
 from hybrid_pages.vllm.scheduler.loads.restores import Asking, Restores
 from hybrid_pages.vllm.scheduler.requests.keys import Keys
@@ -82,7 +83,7 @@ class _Load:
 class Loads:
     """Looks prefixes up, plans their loads and ends them.
 
-    wait_seconds, asking: see :class:`~hybrid_pages.vllm.scheduler.loads.restores.Restores`.
+    wait_seconds, asking, pace: see :class:`~hybrid_pages.vllm.scheduler.loads.restores.Restores`.
     """
 
     def __init__(
@@ -94,9 +95,12 @@ class Loads:
         *,
         wait_seconds: float = DEADLINE_MS / 1000,
         asking: Asking | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self.cache, self.keys, self.grid, self.figures = cache, keys, keys.grid, figures
-        self.restores = Restores(cache, keys, figures, wait_seconds=wait_seconds, asking=asking)
+        self.restores = Restores(
+            cache, keys, figures, wait_seconds=wait_seconds, asking=asking, pace=pace
+        )
         self.columns, self.ranks = self.grid.columns(geometry), geometry.ranks
         self.sizes = LoadBytes(geometry)
         self.kinds = {item.kind for item in geometry.classes}
@@ -371,7 +375,8 @@ class Loads:
         self.figures.count(hits, rest - other, "local")
         self._goes_on(tracked, start)
         depths, tracked.depths = tracked.depths, None
-        tracked.asks_until = math.inf
+        tracked.asks_until = tracked.comes_until = math.inf
+        tracked.awaits = 0
         self._count_tiers(hits, depths, rest, start)
         if not tracked.counted:
             tracked.counted, tracked.others = True, other

@@ -27,6 +27,8 @@ class PromptDepth:
     asked: int
     """How deep the answers to questions that tiers have sent to their stores may lead; 0 if there
     are none. Then a later lookup may find more."""
+    coming: int
+    """How deep it can be resumed when all that is being stored has been."""
 
 
 class Lookups:
@@ -53,6 +55,7 @@ class Lookups:
             hit.pages * n,
             hit.missing,
             most // n * n if hit.asking else 0,
+            hit.coming * n,
         )
         if self.inside and can_have_tails(tracked.request):
             self._look_inside(tracked, found, max(hit.host, local // n), most)
@@ -97,6 +100,8 @@ class Lookups:
                 continue
             hit = self.cache.lookup(namespace, tracked.keys, limit=blocks, tail=place.tail)
             asking |= hit.asking
+            if hit.coming == place.blocks:
+                found.coming = max(found.coming, place.tokens)
             if hit.pages == place.blocks and place.tokens > found.paged:
                 found.paged, found.missing = place.tokens, hit.missing
             if hit.blocks == place.blocks and place.tokens > found.anywhere.tokens:

@@ -13,6 +13,7 @@ from typing import Literal
 from hybrid_pages import Cache, Restore
 from hybrid_pages.adapter.disk import DEADLINE_MS
 from hybrid_pages.vllm.metrics import Figures
+from hybrid_pages.vllm.scheduler.loads.coming import Coming
 from hybrid_pages.vllm.scheduler.loads.lookups import Lookups, PromptDepth
 from hybrid_pages.vllm.scheduler.loads.pace import Pace
 from hybrid_pages.vllm.scheduler.requests.keys import Keys
@@ -61,7 +62,8 @@ class Restores:
     """The restores of requests that have no blocks yet.
 
     wait_seconds: the longest wait for reads, and for room while no load ends. After that, what the
-    host has is used. asking: how long requests wait for a tier that has asked its store.
+    host has is used. asking: how long requests wait for a tier that has asked its store. pace:
+    measures how fast prompts are computed, if anything does.
     """
 
     def __init__(
@@ -72,10 +74,12 @@ class Restores:
         *,
         wait_seconds: float = DEADLINE_MS / 1000,
         asking: Asking | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self.cache, self.figures, self.block_tokens = cache, figures, keys.grid.block_tokens
         self.lookups = Lookups(cache, keys)
         self.asking = asking
+        self.coming = Coming(figures, pace)
         self.wait_seconds = wait_seconds
         self.moved = -math.inf
         """When a load or a wave last ended, so that room became free."""
@@ -96,6 +100,10 @@ class Restores:
             if self.asking is not None:
                 missing = found.asked - max(found.anywhere.tokens, local)
                 if self.asking.waits(tracked, missing if found.asked else 0):
+                    return None
+            if tracked.restore is None:
+                have = max(found.anywhere.tokens, local)
+                if self.coming.waits(tracked, have, found.coming):
                     return None
             if tracked.waits_until != -math.inf and self._is_losing(tracked, found):
                 if self._may_wait(tracked, queued=False):

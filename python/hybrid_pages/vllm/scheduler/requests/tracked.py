@@ -106,6 +106,11 @@ class Tracked:
     asks_until: float = math.inf
     """When to stop waiting for a tier that has asked its store, on the monotonic clock. Infinite
     before the wait; minus infinite after it, until the request is scheduled."""
+    comes_until: float = math.inf
+    """When to stop waiting for stores under way, on the monotonic clock. Infinite before the wait;
+    minus infinite after it, until the request is scheduled."""
+    awaits: int = 0
+    """How many of its tokens there will be when these stores have ended; 0 if it does not wait."""
     not_worth: tuple[int, int, int] | None = None
     """The last lookup that did not read tiers below because computing is faster: the tokens that
     the engine had, the joint hit, and that of the host."""
