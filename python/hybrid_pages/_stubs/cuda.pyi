@@ -62,7 +62,7 @@ class Pinning:
         *,
         rank: int,
         device: int,
-        piece_bytes: int = 256 << 20,
+        piece_bytes: int = 64 << 20,
         start: bool = True,
     ) -> Pinning: ...
     def start(self) -> None:

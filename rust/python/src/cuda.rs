@@ -80,7 +80,7 @@ pub struct PyPinning {
 #[pymethods]
 impl PyPinning {
     #[new]
-    #[pyo3(signature = (arena, *, rank, device, piece_bytes = 268435456, start = true))]
+    #[pyo3(signature = (arena, *, rank, device, piece_bytes = 67108864, start = true))]
     fn new(
         py: Python<'_>,
         arena: &PyArena,

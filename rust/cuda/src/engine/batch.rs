@@ -13,8 +13,9 @@ use super::buffers::BufferSizes;
 use super::digests::check_entry;
 use super::transfer::RunningTransfer;
 
-/// Most bytes of a batch. A long batch delays those after it, and calls get slower as the driver's queues grow.
-const MOST_BYTES: u64 = 64 << 20;
+/// Most bytes of a batch of stores, and of loads. A long batch delays those after it, and calls get slower as the
+/// driver's queues grow. Beside a store, the engine's copy of the tokens that it sampled waits for a whole batch.
+const MOST_BYTES: [u64; 2] = [16 << 20, 64 << 20];
 /// Most copies of a batch.
 const MOST_COPIES: u64 = 1024;
 /// Most copies of a batch if each is a call of the driver.
@@ -210,6 +211,9 @@ impl BatchBuilder<'_> {
             false => MOST_CALLS,
         };
         let staged = way != Way::Staged || payload.tiles * TILE <= self.sizes.staging as u64;
-        self.fits(payload) && payload.bytes <= MOST_BYTES && copies <= most && staged
+        self.fits(payload)
+            && payload.bytes <= MOST_BYTES[direction as usize]
+            && copies <= most
+            && staged
     }
 }

@@ -17,8 +17,9 @@ pub struct PinningOptions {
 }
 
 impl PinningOptions {
-    /// The default of [`piece_bytes`](Self::piece_bytes).
-    pub const PIECE_BYTES: usize = 256 << 20;
+    /// The default of [`piece_bytes`](Self::piece_bytes). On an H200 other threads waited up to 3.5 ms for pieces of this
+    /// size, 11 ms for 256 MiB and 64 ms for 2 GiB, and pinning took an eighth longer than in those.
+    pub const PIECE_BYTES: usize = 64 << 20;
 }
 
 impl Default for PinningOptions {
