@@ -178,7 +178,12 @@ def _settings(
         f"holds {dense_tokens(found, int(host * GIB)):,} tokens with a checkpoint at every "
         "boundary",
         "host memory of the machine, for each engine core"
-        + (f", and {tables} of each GPU for page tables, beside vLLM's share" if pinned else ""),
+        + (
+            f", and of each GPU {tables} for page tables and 128 MiB to stage copies "
+            "(`staging_mb`), beside vLLM's share"
+            if pinned
+            else ""
+        ),
     )
     if pinned >= _HUGE_PAGES_FROM_GB * GIB:
         row(
