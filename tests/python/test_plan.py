@@ -101,7 +101,7 @@ def test_what_pinned_memory_takes_of_each_gpu_is_told(capsys, model):
     found = planned(capsys, *words)
     assert (found["page_table_bytes"], huge(found)) == (255 << 20, False)
     (row,) = [row for row in found["settings"] if "host_gb" in row["setting"]]
-    assert "255 MiB of each GPU" in row["cost"]
+    assert "of each GPU 255 MiB for page tables and 128 MiB to stage" in row["cost"]
     more = planned(capsys, *words[:-1], "256")
     assert (more["page_table_bytes"], huge(more)) == (256 << 20, True)
     cpu = planned(capsys, *words[:-1], "256", "--device", "cpu")
