@@ -100,10 +100,8 @@ impl<T> Guarded<T> {
     #[cold]
     fn closed(&self, panic: Option<&(dyn Any + Send)>) -> Error {
         if let Some(panic) = panic {
-            let text = panic.downcast_ref::<&str>().copied();
-            let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
             // The first panic counts.
-            drop(self.panic.set(text.unwrap_or("a panic").to_owned()));
+            drop(self.panic.set(panic_message(panic).to_owned()));
         }
         let what = self.panic.get().map_or("a panic", String::as_str);
         Error::Panicked(format!(

@@ -62,11 +62,8 @@ impl CacheState {
     ) -> Result<Option<ReadSet>> {
         self.index.namespaces.check(namespace)?;
         let mut path = Vec::new();
-        let hit = self
-            .index
-            .joint_hit(namespace, keys, IndexCell::is_in_host, |node| {
-                path.push(node);
-            });
+        let (index, walked) = (&self.index, |node| path.push(node));
+        let hit = index.joint_hit(namespace, keys, IndexCell::is_in_host, walked);
         if hit.blocks <= first {
             return Ok(None);
         }
@@ -76,11 +73,8 @@ impl CacheState {
         let needed: Vec<EntryId> = needed.into_iter().map(|(_, id)| id).collect();
         self.pin(&needed);
         self.touch_below(&needed);
-        Ok(Some(self.read_set(
-            hit.blocks,
-            loads,
-            PinSet::entries(needed),
-        )))
+        let pinned = PinSet::entries(needed);
+        Ok(Some(self.read_set(hit.blocks, loads, pinned)))
     }
 
     /// The entries of a read lease of so many blocks. A first portion of them is described.
