@@ -136,7 +136,6 @@ example: .venv/.stamps/package ## Run continuous batching on a tiny Hugging Face
 
 .PHONY: check test test-rust test-python test-docs test-batch test-scheduler test-transformers test-mlx test-engine
 check: lint test-rust test-python ## Check style, Rust, and Python without engines: what to run before a commit
-
 test: lint lint-release test-rust test-engine test-python test-scheduler test-transformers test-mlx test-batch test-docs check-kernels check-wheel check-release ## Run every check: style, Rust, Python, the real engine, kernels, the wheel
 
 test-rust: .venv-light/.stamps/uv ## Test the Rust crates: the core, the tiers, the lab, the CUDA engine and its kernels on a CPU
@@ -186,7 +185,7 @@ test-newest: .venv/.stamps/package .venv-mlx/.stamps/package ## Try the newest o
 	@$(LIGHT)/python release/newest.py $(NEWEST_ARGS)
 
 fuzz: $(NAME:%=fuzz-%) ## Run random workloads for long (NAME="scheduler batch kernels engine disk"; FUZZ=512 LISTS=200000 TREES=16 KILLS=200)
-.PHONY: fuzz-scheduler fuzz-batch fuzz-kernels fuzz-engine fuzz-disk
+.PHONY: fuzz-scheduler fuzz-batch fuzz-kernels fuzz-engine fuzz-disk test-kernels
 SCHEDULER_FUZZ := --cases=all tests/scheduler/test_fuzz.py tests/scheduler/test_small_pools.py
 fuzz-scheduler: .venv/.stamps/package $(VLLM_STAMPS)
 	@HYBRID_PAGES_FUZZ=$(FUZZ) $(PYTEST) $(SCHEDULER_FUZZ)
@@ -194,8 +193,9 @@ fuzz-scheduler: .venv/.stamps/package $(VLLM_STAMPS)
 	    HYBRID_PAGES_VLLM=$(CURDIR)/.cache/vllm-$(version) $(PYTEST) $(SCHEDULER_FUZZ) &&) true
 fuzz-batch: .venv/.stamps/package
 	@HYBRID_PAGES_FUZZ=$(FUZZ) $(PYTEST) tests/batch/test_equality.py
-fuzz-kernels:
-	@HYBRID_PAGES_FUZZ=$(LISTS) cargo test --locked --quiet -p hybrid-pages-cuda --test kernels
+fuzz-kernels: export HYBRID_PAGES_FUZZ = $(LISTS)
+fuzz-kernels test-kernels:
+	@cargo test --locked --quiet -p hybrid-pages-cuda --test kernels
 fuzz-engine: .venv/.stamps/package
 	@HYBRID_PAGES_TREES=$(TREES) $(PYTEST) tests/engine/test_trees.py
 fuzz-disk:
