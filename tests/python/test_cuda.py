@@ -79,6 +79,38 @@ def test_a_driver_that_another_process_asks_says_why_there_is_no_device(mock, va
     assert why in done.stdout and done.stdout.endswith(" False\n"), done.stderr
 
 
+@pytest.mark.parametrize(
+    "change",
+    ["adapter.get_executable = lambda: None", "sys.frozen = True", "os.environ[asking] = '1'"],
+)
+def test_a_program_that_is_no_interpreter_asks_the_driver_itself(mock, change):
+    program = f"""
+import os, subprocess, sys
+from hybrid_pages import cuda
+from hybrid_pages.adapter import cuda as adapter
+asking = adapter._ASKING
+{change}
+subprocess.run = None
+print(cuda.reason())
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "None\n", done.stderr
+
+
+def test_what_libraries_print_is_no_answer(mock, monkeypatch, tmp_path):
+    monkeypatch.setattr(adapter, "started_cuda_devices", lambda: None)
+    monkeypatch.setattr(adapter, "_found", set())
+    noisy = tmp_path / "python"
+    for after, why in [(f'{sys.executable} "$@"', None), ("exit 0", "a banner")]:
+        noisy.write_text(f"#!/bin/sh\necho a banner\n{after}\n[ $? = 0 ] && echo bye\n")
+        noisy.chmod(0o755)
+        adapter._found.clear()
+        monkeypatch.setattr(adapter, "get_executable", lambda: str(noisy))
+        found = cuda.reason()
+        assert found is None if why is None else why in found
+
+
 def test_no_process_that_could_ask_is_a_reason(mock, monkeypatch):
     monkeypatch.setattr(adapter, "started_cuda_devices", lambda: None)
     monkeypatch.setattr(adapter, "_found", set())

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from multiprocessing.spawn import get_executable
 
 from hybrid_pages import _core
@@ -76,10 +77,13 @@ def reason() -> str | None:
 
     Creates no CUDA context, and does not start the driver, so that a process may still fork and use
     CUDA in its children. Where nobody has started the driver in this process, a short-lived child
-    process asks it.
+    process asks it. Only a program that is no Python interpreter, such as a frozen one, asks the
+    driver itself, which starts it: as a child, such a program would do all its work once more.
     """
     try:
         found = started_cuda_devices()
+        if found is None and not _can_ask_elsewhere():
+            found = CudaDevice.count()
     except CudaError as error:
         return str(error)
     if found is None:
@@ -96,14 +100,24 @@ spec = spec_from_file_location("hybrid_pages._core", sys.argv[1])
 core = module_from_spec(spec)
 spec.loader.exec_module(core)
 try:
-    print(core.CudaDevice.count())
+    found = core.CudaDevice.count()
 except core.CudaError as error:
-    print(error)
+    found = error
+print(f"\\nhybrid-pages: {found}")
 """
+_ANSWER = "\nhybrid-pages: "
+# Set for the child process, which must not ask in yet another one.
+_ASKING = "HYBRID_PAGES_ASKS_DRIVER"
 # The driver may set up many devices first.
 _ASK_SECONDS = 120
 # Environments in which a child process has found a device: asking takes up to a second.
 _found: set[tuple[str | None, ...]] = set()
+
+
+def _can_ask_elsewhere() -> bool:
+    """Whether this process knows an interpreter that it can start."""
+    known = bool(get_executable()) and _core.__file__ is not None
+    return known and not getattr(sys, "frozen", False) and _ASKING not in os.environ
 
 
 def _asked_elsewhere() -> str | None:
@@ -115,13 +129,21 @@ def _asked_elsewhere() -> str | None:
     command = [get_executable(), "-I", "-S", "-c", _ASK, _core.__file__]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_ASK_SECONDS,
+            check=False,
+            env=os.environ | {_ASKING: "1"},
         )
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return f"CUDA is not available: a process that asks the driver failed: {error}"
-    said = done.stdout.strip()
+    # Libraries that every process loads may print, too.
+    noise, _, rest = done.stdout.partition(_ANSWER)
+    said = rest.partition("\n")[0].strip()
     if done.returncode != 0 or not said:
-        why = said or done.stderr.strip() or f"exit status {done.returncode}"
+        why = done.stderr.strip() or noise.strip() or f"exit status {done.returncode}"
         return f"CUDA is not available: a process that asks the driver failed: {why}"
     if not said.isdecimal():
         return said
