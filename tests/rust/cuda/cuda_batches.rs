@@ -201,6 +201,29 @@ fn a_batch_that_cannot_begin_fails_its_transfers_alone() {
 }
 
 #[test]
+fn a_transfer_that_fails_between_its_batches_ends_and_nothing_else_does() {
+    let mock = Mock::new();
+    let stream = mock.stream();
+    let options = CudaOptions {
+        // Each buffer holds one payload.
+        staging: 4 * Plain::BYTES.next_multiple_of(16384),
+        ..options(Way::Staged)
+    };
+    let plain = Plain::new(&mock, &options).unwrap();
+    mock.fail("cuStreamWriteValue64_v2", 2, 999, Mode::Once);
+    let store = (0..4).map(|number| Plain::entry(number, number)).collect();
+    let failed = plain.run(Store, store, &stream).unwrap();
+    let why = failed.error.unwrap();
+    assert!(why.contains("cuStreamWriteValue64 failed"), "{why}");
+    let sum = plain.fill(0, &plain.payload(0));
+    let load = (0..4).map(|block| expecting(Plain::entry(0, block), sum ^ u64::from(block == 0)));
+    let failed = plain.run(Load, load.collect(), &stream).unwrap();
+    let why = failed.error.unwrap();
+    assert!(why.contains("checksum of entry 0"), "{why}");
+    plain.round_trip(&stream).unwrap();
+}
+
+#[test]
 fn a_transfer_longer_than_a_batch_comes_back_whole() {
     let mock = Mock::new();
     let stream = mock.stream();

@@ -138,8 +138,8 @@ impl BatchBuilder<'_> {
             let (plan, index) = (&transfer.submitted.plan, transfer.next);
             let pinned = self.slots.are_pinned(&plan.entries()[index].slots);
             let begun = !batch.payload.entries.is_empty();
-            // Pageable slots wait for the point of one transfer alone.
-            if begun && (pinned != batch.pinned || !pinned && !batch.parts.is_empty()) {
+            // Pageable slots wait for the point of the queue's first transfer alone.
+            if begun && pinned != batch.pinned || !pinned && !batch.given.is_empty() {
                 full = true;
                 break;
             }

@@ -147,8 +147,10 @@ impl Worker {
                 // Transfers that wait may share a batch.
                 next = commands.try_recv().ok().map(Ok);
             }
-            if let Err(error) = self.advance() {
-                self.break_down(&error);
+            match caught(|| self.advance()) {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => self.break_down(&error),
+                Err(why) => self.break_down(&CudaError::Core(Error::transfer(why))),
             }
         }
     }
@@ -204,8 +206,14 @@ impl Worker {
         Ok(())
     }
 
-    fn may_begin(&self, direction: Direction) -> Result<bool> {
+    fn may_begin(&mut self, direction: Direction) -> Result<bool> {
         let side = direction as usize;
+        // A transfer that failed is not copied on; it ends with those of its batches that are under way.
+        while let Some(front) = self.waiting[side].front()
+            && !self.running[front].is_waiting()
+        {
+            self.waiting[side].pop_front();
+        }
         let Some(next) = self.waiting[side].front() else {
             return Ok(false);
         };
