@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from exact import live
-from exact.arms import ARMS, Arm, Outcome, Simulation, Texts, before, chosen, lost
+from exact import live, second_turns
+from exact.arms import ARMS, Outcome, Simulation, Texts, before, chosen, lost
 from exact.report import Table, multiples, write
 from hybrid_pages.lab.conversations import KINDS
 from overhead.driver import EngineEnded
@@ -45,7 +45,13 @@ def parse() -> argparse.Namespace:
     add("--abreast", type=int, default=3, help="requests at a time (3)")
     add("--synchronous", action="store_true", help="without asynchronous scheduling")
     add("--seed", type=int, default=0, help="of the texts")
-    add("--engine", choices=["also", "only", "never"], default="also", help="real engines (also)")
+    add(
+        "--engine",
+        choices=["also", "only", "never", "turns"],
+        default="also",
+        help="real engines: after the scheduler, alone, not at all, or second turns alone (also)",
+    )
+    add("--rounds", type=int, default=9, help="of second turns on real engines (9)")
     add("--lost", type=int, default=0, metavar="N", help="show the N costliest requests of a run")
     add("--json", type=Path, metavar="FILE", help="write the tables there")
     return parser.parse_args()
@@ -64,9 +70,13 @@ def simulated(options: argparse.Namespace, folder: Path) -> list[Table]:
         simulation = Simulation(arm, folder / f"arm-{number}.log", options.vllm)
         try:
             for place, texts in enumerate(workloads):
-                for block, memory in runs(arm, texts, options):
-                    file = folder / f"{place}.jsonl"
-                    outcomes.append(one(simulation, texts, file, block, memory, options))
+                file = folder / f"{place}.jsonl"
+                for block in filter(arm.fits, options.blocks):
+                    memories = amounts(texts, options)
+                    for memory in memories if arm.uses_memory else memories[:1]:
+                        outcomes.append(one(simulation, texts, file, block, memory, options))
+                    if not arm.uses_memory:
+                        outcomes += [replace(outcomes[-1], memory=each) for each in memories[1:]]
         finally:
             simulation.close()
     return [multiples(block, outcomes, arms) for block in options.blocks]
@@ -77,12 +87,10 @@ def made(name: str, warmed: bool, options: argparse.Namespace) -> Texts:
     return Texts.of(name, warmed=warmed, seed=options.seed, sessions=sessions)
 
 
-def runs(arm: Arm, texts: Texts, options: argparse.Namespace) -> Iterator[tuple[int, float]]:
-    """Blocks and memories; what is warmed and large blocks only where nothing is forgotten."""
-    for block in options.blocks:
-        for memory in options.memory if arm.fits(block) else ():
-            if memory == max(options.memory) or (block == options.blocks[0] and not texts.warmed):
-                yield block, memory / 100
+def amounts(texts: Texts, options: argparse.Namespace) -> list[float]:
+    """Shares of the footprint; of what is warmed, the largest alone."""
+    shares = [percent / 100 for percent in options.memory]
+    return [max(shares)] if texts.warmed else shares
 
 
 def one(
@@ -113,10 +121,12 @@ def main() -> int:
     tables: list[Table] = []
     with tempfile.TemporaryDirectory(prefix="resume-") as folder:
         try:
-            if options.engine != "only":
+            if options.engine in ("also", "never"):
                 tables += simulated(options, Path(folder))
-            if options.engine != "never":
+            if options.engine in ("also", "only"):
                 tables += live.measure(options, Path(folder))
+            if options.engine != "never":
+                tables += second_turns.measure_turns(options, Path(folder))
         except EngineEnded as error:
             print(error, file=sys.stderr)
             return 2

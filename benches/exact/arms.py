@@ -19,21 +19,13 @@ from overhead.driver import EngineEnded
 ROOT = Path(__file__).resolve().parents[2]
 STATE_UNITS = 3
 """A state takes as much room as so many pages."""
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "TORCH_COMPILE_DISABLE": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_TARGET_DEVICE": "cpu",
-}
 ALONE = -1
 """The session of texts that are sent before the others come."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A cache: ours, vLLM's offloading, or vLLM's own alone, which gets the memory as blocks."""
+    """A cache: ours, vLLM's offloading, or vLLM's own alone."""
 
     name: str
     connector: str
@@ -41,6 +33,13 @@ class Arm:
     """vLLM's --prefix-match-unit."""
     checkout: Path = ROOT
     settings: dict[str, Any] = field(default_factory=dict)
+    more_blocks: bool = False
+    """Whether vLLM's pool has the memory as blocks in addition: a bound, as no host memory is."""
+
+    @property
+    def uses_memory(self) -> bool:
+        """Whether it makes a difference how much memory there is beside vLLM's pool."""
+        return self.connector != "none" or self.more_blocks
 
     def fits(self, block: int) -> bool:
         """Whether vLLM takes the unit for blocks of so many tokens."""
@@ -52,11 +51,14 @@ VLLM = Arm("vLLM alone", "none")
 OFFLOADING = Arm("vLLM offloading", "offloading")
 ARMS = (
     OURS,
+    Arm("hybrid-pages, unit 16", "ours", 16),
     VLLM,
     Arm("vLLM alone, unit 16", "none", 16),
     OFFLOADING,
     Arm("vLLM offloading, unit 16", "offloading", 16),
     Arm("vLLM offloading, unit 32", "offloading", 32),
+    Arm("vLLM alone, were the memory GPU memory", "none", more_blocks=True),
+    Arm("vLLM alone, were the memory GPU memory, unit 16", "none", 16, more_blocks=True),
 )
 
 
@@ -136,12 +138,13 @@ class Simulation:
         """vllm: a folder of vLLM's Python files, instead of the installed one."""
         self.arm, self._log = arm, log
         path = [arm.checkout / "python", arm.checkout / "tests" / "scheduler", ROOT / "benches"]
+        path.append(ROOT / "tests" / "scheduler")  # for what an earlier checkout lacks
         if vllm is not None:
             path.insert(0, vllm.resolve())
         with log.open("w") as sink:
             self._process = subprocess.Popen(
                 [sys.executable, Path(__file__).with_name("simulated.py")],
-                env=os.environ | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(map(str, path))},
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=sink,
@@ -159,6 +162,7 @@ class Simulation:
             "connector": self.arm.connector,
             "settings": self.arm.settings,
             "unit": self.arm.unit,
+            "more_blocks": self.arm.more_blocks,
             "block": block,
             "memory": max(1 + STATE_UNITS, round(memory * texts.footprint(block))),
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,15 +45,11 @@ class _Talking:
     known: Computed = field(init=False)
     computed: int = 0
     ideal: int = 0
-    turns: dict[int, int] = field(default_factory=dict)
-    first_ms: list[float] = field(default_factory=list)
-    """Times to first token of second turns."""
 
     def begin(self, workload: Workload, *, warmed: bool) -> None:
         self.requests, self.known = workload.requests(), Computed()
         self.request = next(self.requests)
         self.computed = self.ideal = 0
-        self.turns, self.first_ms = {}, []
         for text in workload.beginnings() if warmed else ():
             self._run(text, 1)
             self.known.add(text)
@@ -62,13 +57,10 @@ class _Talking:
     def step(self) -> None:
         request = self.request
         assert request is not None
-        turn = self.turns[request.session] = self.turns.get(request.session, 0) + 1
         answer = self._run(list(request.prompt), len(request.answer))
         self.computed += len(request.prompt) - answer["cached_tokens"]
         self.ideal += len(request.prompt) - self.known.known(request.prompt)
         self.known.add([*request.prompt, *answer["tokens"][:-1]])
-        if turn == 2:
-            self.first_ms.append(1e3 * answer["ttft_s"])
         try:
             self.request = self.requests.send(tuple(answer["tokens"]))
         except StopIteration:
@@ -108,7 +100,6 @@ def _tables(
     options: argparse.Namespace, talking: dict[str, _Talking], facts: dict[str, Any]
 ) -> list[Table]:
     again: list[list[str]] = []
-    first: list[list[str]] = []
     for number, name in enumerate(WORKLOADS):
         for warmed in (False, True) if name in options.workloads else ():
             workload = Workload(
@@ -121,18 +112,12 @@ def _tables(
             _talk(list(talking.values()), workload, f"{name}{', warmed' if warmed else ''}", warmed)
             label = f"{name}, warmed" if warmed else name
             again.append([label, *(f"{one.computed / one.ideal:.2f}" for one in talking.values())])
-            first.append([label, *(_milliseconds(one.first_ms) for one in talking.values())])
     version = f"vLLM {facts['vllm']} on a CPU, blocks of {facts['block_tokens']} tokens"
     return [
         Table(
             f"{version}: prompt tokens computed, for each that nobody had computed before.",
             ["workload", *talking],
             again,
-        ),
-        Table(
-            f"{version}: time to first token of second turns, ms, medians.",
-            ["workload", *talking],
-            first,
         ),
     ]
 
@@ -148,7 +133,3 @@ def _talk(talking: Sequence[_Talking], workload: Workload, label: str, warmed: b
             talking[int(place)].step()
         number += 1
     progress.end()
-
-
-def _milliseconds(times: Sequence[float]) -> str:
-    return f"{statistics.median(times):.0f}" if times else "-"

@@ -16,6 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import vllm_environment  # noqa: F401 - before vLLM
+
+# isort: split
 import torch
 import vllm
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum as Kind
@@ -183,7 +186,7 @@ def run(given: Mapping[str, Any]) -> dict[str, Any]:
     simulation.config._base.cache_clear()
     # Room for those that run at a time: their pages, and states that are read and written.
     working = 1 + given["abreast"] * (-(-longest // given["block"]) + 3 * 3)
-    more = given["memory"] if given["connector"] == "none" else 0
+    more = given["memory"] if given["more_blocks"] else 0
     started = time.process_time()
     engine = Unchecked(
         model(given["block"]),

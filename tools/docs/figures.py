@@ -5,7 +5,7 @@ The page has a line ``<!-- figures: NAME -->``, which names a file of results, a
 each with its date, machine, command and tables. Rows that are ``unshown`` stay in the file.
 
 `README.md` begins with a part of the first table of ``resume``, between ``<!-- resume -->`` and
-``<!-- end -->``; the first row of its results is from there, too.
+``<!-- end -->``; the first two rows of its results are from there, too.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ _CACHES = {
     "vLLM's own offloading, `--prefix-match-unit 16`": "vLLM offloading, unit 16",
     "vLLM's own prefix cache": "vLLM alone",
 }
+_SECOND = "Time to first token of a second turn"
+_RIVALS = "vLLM offloading", "vLLM offloading, unit 32"
 """What the front page shows of `resume`: workloads and caches, by their names there."""
 _RESUME = re.compile(r"(<!-- resume -->\n).*?(<!-- end -->)", re.DOTALL)
 _ROW = re.compile(r"^\| Prompt tokens that chats compute.*$", re.MULTILINE)
+_SECOND_ROW = re.compile(rf"^\| {_SECOND}.*$", re.MULTILINE)
 _FIGURES = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -82,7 +85,8 @@ def current(page: str) -> str:
 
 def front(page: str) -> str:
     """The front page with its figures as they should be."""
-    measured = json.loads((RESULTS / "resume.json").read_text())[0]["tables"][0]
+    runs = json.loads((RESULTS / "resume.json").read_text())
+    measured = runs[0]["tables"][0]
     found = {}
     for row in measured["rows"]:
         cells = dict(zip(measured["columns"], row, strict=True))
@@ -97,7 +101,18 @@ def front(page: str) -> str:
     (_, ours, _), (rival, theirs, _), *_ = rows
     said = f"Prompt tokens that chats compute, for each that nobody had computed before {_LINK}"
     page = _RESUME.sub(lambda it: f"{it[1]}\n{shown}\n\n{it[2]}", page)
-    return _ROW.sub(lambda _: f"| {said} | {ours} | {rival} | {theirs} | |", page)
+    page = _ROW.sub(lambda _: f"| {said} | {ours} | {rival} | {theirs} | |", page)
+    return _SECOND_ROW.sub(lambda _: _second(runs[1]["tables"][0]), page)
+
+
+def _second(measured: dict[str, Any]) -> str:
+    """The row of the front page on second turns: those of the longest prompts."""
+    cells = dict(zip(measured["columns"], measured["rows"][-1], strict=True))
+    ours, theirs, units = (cells[name] for name in ("hybrid-pages", *_RIVALS))
+    said = f"{_SECOND} after {cells[measured['columns'][0]]} tokens and more, ms {_LINK}"
+    rival = f"vLLM's own offloading (with `--prefix-match-unit 32`: {units})"
+    ratio = f"{int(theirs) / int(ours):.1f} (vLLM's / ours)"
+    return f"| {said} | {ours} | {rival} | {theirs} | {ratio} |"
 
 
 def main() -> None:
