@@ -8,7 +8,6 @@ for itself. Here every prompt runs both ways. README.md says how to read the tab
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import statistics
 import sys
@@ -18,15 +17,10 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "scheduler"))
-os.environ.update(
-    HF_HUB_OFFLINE="1",
-    TORCH_COMPILE_DISABLE="1",
-    VLLM_LOGGING_LEVEL="ERROR",
-    VLLM_NO_USAGE_STATS="1",
-    VLLM_TARGET_DEVICE="cpu",
-)
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import vllm_environment  # noqa: F401 - before vLLM
+
+# isort: split
 import numpy as np
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingConnectorMetadata,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,15 +19,7 @@ SHARED = {
     "mlx": ("numpy",),
     "python": ("numpy",),
 }
-# As in the folders' conftest.py, before vLLM is imported.
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "TORCH_COMPILE_DISABLE": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_TARGET_DEVICE": "cpu",
-}
+ENVIRONMENT = TREE / "tests" / "scheduler" / "vllm_environment.py"
 
 
 def run(tests: Sequence[str], log: str) -> int:
@@ -53,7 +46,7 @@ def main() -> None:
     from faults import FAULTS, file_of
 
     names = json.load(sys.stdin)
-    os.environ.update(ENVIRONMENT)
+    runpy.run_path(str(ENVIRONMENT))
     for module in SHARED[suite]:
         importlib.import_module(module)
     assert "hybrid_pages" not in sys.modules
