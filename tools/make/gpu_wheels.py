@@ -11,6 +11,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+MOST_BYTES = 60 << 20
+
 requirements, sources, folder = map(Path, sys.argv[1:])
 shutil.rmtree(folder, ignore_errors=True)
 folder.mkdir(parents=True)
@@ -44,3 +46,5 @@ with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packe
         packed.writestr(name, data)
 total = sum(file.stat().st_size for file in folder.iterdir())
 print(f"{len(list(folder.iterdir()))} wheels of {total / 1e6:.0f} MB in {folder}")
+if total > MOST_BYTES:
+    sys.exit(f"expected at most {MOST_BYTES >> 20} MiB, found {total >> 20}: carry fewer packages")
