@@ -17,6 +17,7 @@ import vllm
 from vllm.config.logging import LoggingConfig
 from vllm.logger import configure_logging_if_needed
 
+from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.worker import copy_engine
 from simulation.copies import Copies, Script
 from simulation.engine import Engine, StartEngine, connector
@@ -45,6 +46,13 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     script = Script()
     monkeypatch.setattr(copy_engine, "HostEngine", partial(Copies, script))
     return script
+
+
+@pytest.fixture
+def not_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines do not know that they have no other connector: the ranks report with a step, and not
+    when the engine starts."""
+    monkeypatch.setattr(versions, "is_outermost", lambda transfer: False)
 
 
 @pytest.fixture

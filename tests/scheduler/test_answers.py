@@ -47,9 +47,9 @@ def test_an_answer_is_restored_or_counted(start: StartEngine, shape: str, mode: 
     n = engine.block_tokens
     prompt = tokens(2 * n + 3, mode)
     _, found = next_turn(engine, prompt, 3 * n + 2)
-    restored = {"all": 5 * n, "none": 0}.get(mode, 2 * n)
+    restored = {"all": 5 * n, "adaptive": len(prompt), "align": 2 * n, "none": 0}[mode]
     assert found.get("hit_tokens:host", 0) == restored
-    left = 3 * n if mode in ("adaptive", "align") else 0
+    left = 5 * n - restored if mode in ("adaptive", "align") else 0
     assert found.get("missing_answer_tokens", 0) == left
     assert found.get("missing_states:answer", 0) == bool(left)
 
@@ -64,9 +64,8 @@ def test_what_vllm_keeps_itself_is_restored_and_not_counted(start: StartEngine) 
 def test_every_turn_of_a_conversation_counts_its_own_answer(start: StartEngine) -> None:
     engine = start(extra={"host_gb": 0.01})
     prompt, answers = tokens(PROMPT, "turns"), 2 * N
-    for turn in range(3):
-        # The first prompt went on into its answer; the later ones ended there, too.
-        start_of_answer = len(prompt) if turn else (len(prompt) - 1) // N * N
+    for _ in range(3):
+        start_of_answer = len(prompt)
         prompt, found = next_turn(engine, prompt, answers)
         end = (len(prompt) - 7) // N * N
         assert found["missing_states:answer"] == 1
@@ -74,9 +73,9 @@ def test_every_turn_of_a_conversation_counts_its_own_answer(start: StartEngine) 
         assert engine.scheduler.reset_prefix_cache()
 
 
-@pytest.mark.parametrize(("cut", "left"), [(2, 3), (N, 2), (2 * N + 5, 1), (3 * N, 0)])
+@pytest.mark.parametrize(("cut", "end"), [(2, 5), (N, 4), (2 * N + 5, 3), (3 * N, 0)])
 def test_a_turn_counts_as_far_as_it_sends_the_answer_again(
-    start: StartEngine, cut: int, left: int
+    start: StartEngine, cut: int, end: int
 ) -> None:
     engine = start(extra={"host_gb": 0.01})
     prompt = tokens(PROMPT, "cut")
@@ -86,7 +85,8 @@ def test_a_turn_counts_as_far_as_it_sends_the_answer_again(
     answer = list(request.tokens)
     engine.add(prompt + answer[: len(answer) - cut] + tokens(2 * N, "other"), 1)
     engine.run()
-    assert counters(engine).get("missing_answer_tokens", 0) == left * N
+    left = end * N - len(prompt) if end else 0
+    assert counters(engine).get("missing_answer_tokens", 0) == left
 
 
 def test_the_third_visitor_resumes_and_is_not_counted(start: StartEngine) -> None:

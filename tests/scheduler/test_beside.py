@@ -277,7 +277,7 @@ class BesideNixl(Engine):
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_beside_nixl_in_either_order(
-    script: Script, place: int, monkeypatch: pytest.MonkeyPatch
+    script: Script, place: int, not_alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -111,10 +111,10 @@ def test_a_state_is_made_at_the_last_boundary_though_vllm_ends_its_step_later(
     assert engine.config.cache_config.block_size == 16
     engine.generate(prompt)
     assert engine.depths(prompt) == [4]
-    for lost, behind in ((8, 0), (128, 16)):  # where vLLM's step ends, once the ranks have reported
+    for lost in (8, 128):
         engine.config.cache_config.block_size = lost
         assert engine.reset_prefix_cache()
-        assert engine.generate(prompt).restored_tokens == 4 * N + behind
+        assert engine.generate(prompt).restored_tokens == 4 * N + 16, "where vLLM's step ends"
         assert engine.config.cache_config.block_size == 16
     engine.check_idle()
 

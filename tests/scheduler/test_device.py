@@ -369,7 +369,7 @@ def test_the_engine_is_made_for_the_device_that_the_caches_lie_on() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_nothing_is_stored_in_memory_that_is_not_pinned_yet(
-    driver: Any, ranks: int, start: StartEngine, monkeypatch: pytest.MonkeyPatch
+    driver: Any, ranks: int, not_alone: None, start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Registration ends while the engine serves, on one rank after the other."""
     monkeypatch.setattr(Engine, "waits_for_memory", False)

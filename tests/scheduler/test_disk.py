@@ -227,9 +227,11 @@ def test_a_marker_of_a_later_format_is_refused_at_start(start: Start, tmp_path: 
     start().generate(PROMPT)
     start().close()
     marker = tmp_path / "disk" / "hybrid-pages-disk"
+    ours = marker.read_bytes()
     marker.write_bytes(b"hybrid-pages disk store, format 2\n")
     with pytest.raises(ForeignError, match="format 2"):
         start()
+    marker.write_bytes(ours)
 
 
 @pytest.mark.parametrize("disk_gb", [0.0004, 0.0003])

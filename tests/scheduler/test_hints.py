@@ -67,7 +67,8 @@ def test_of_a_request_that_is_not_to_be_stored_nothing_is(
     engine.generate(shared)
     before = counters(engine)
     # What is there is restored for it all the same.
-    assert visit(engine, shared + secret, 2 * N, hints={"store": False}) == 5 * N
+    there = 5 * N if name == "attention-only" or mode == "align" else len(shared)
+    assert visit(engine, shared + secret, 2 * N, hints={"store": False}) == there
     engine.run()
     after = counters(engine)
     for kind in ("pages", "checkpoints", "windows"):
@@ -76,7 +77,7 @@ def test_of_a_request_that_is_not_to_be_stored_nothing_is(
     assert after.get("steered_steps", 0) == before.get("steered_steps", 0)
     if name == "attention-only" or mode == "all":
         assert after["skipped_entries:hint"] > 0
-    assert visit(engine, shared + secret) == 5 * N
+    assert visit(engine, shared + secret) == there
     engine.check_idle()
 
 

@@ -452,7 +452,7 @@ def test_a_cache_that_was_stopped_leaves_no_store_behind(start: StartEngine) -> 
 
 
 def test_layers_whose_sizes_only_the_workers_know_are_stored_once_they_have_reported(
-    start: StartEngine, monkeypatch: pytest.MonkeyPatch
+    not_alone: None, start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As for padded layers of one type and several sizes."""
     monkeypatch.setattr("hybrid_pages.vllm.connector.planned_geometry", lambda *_: None)

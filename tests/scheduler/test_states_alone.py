@@ -9,7 +9,6 @@ from unittest import mock
 
 import pytest
 
-from hybrid_pages.vllm import versions
 from simulation.copies import Script
 from simulation.engine import Engine, Result, StartEngine
 from simulation.shapes import BLOCK_TOKENS as N
@@ -21,12 +20,6 @@ pytestmark = pytest.mark.every_version
 
 PROMPT = tokens(6 * N + 3)
 ALL: dict[str, Any] = {"checkpoint_mode": "all", "host_gb": 0.02}
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engines know that they have no other connector."""
-    monkeypatch.setattr(versions, "is_outermost", lambda transfer: True)
 
 
 def forget_states(engine: Engine) -> None:
@@ -150,10 +143,7 @@ def test_what_cannot_be_leased_is_asked_for_again_behind_the_joint_hit(start: St
     engine.check_idle()
 
 
-def test_beside_other_connectors_the_joint_hit_counts(
-    start: StartEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(versions, "is_outermost", lambda transfer: False)
+def test_beside_other_connectors_the_joint_hit_counts(not_alone: None, start: StartEngine) -> None:
     engine = watched(start)
     engine.generate(PROMPT[: 4 * N + 1], 1)
     forget_states(engine)

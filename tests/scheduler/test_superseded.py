@@ -109,9 +109,10 @@ def test_the_end_of_the_next_turn_supersedes_the_one_before(start: StartEngine) 
         engine.forget_local()
         result = engine.generate(prompt, max_tokens=3)
         assert result.restored_tokens == (len(prompt) - 5 if ends else 0)
-        if seed:  # its own prompt's end goes, too
-            ends.append(key_after(engine, result, len(prompt))[1])
-        ends.append(key_after(engine, result, result.request.num_tokens - 1)[1])
+        of_prompt = key_after(engine, result, len(prompt))[1]
+        of_answer = key_after(engine, result, result.request.num_tokens - 1)[1]
+        # The ends of prompts go, too: that of the first one with the answer behind it.
+        ends += [of_prompt, of_answer] if seed else [of_answer, of_prompt]
         prompt = [*result.request.all_token_ids, *tokens(4, seed + 1)]
     engine.check_idle()
     assert heard == ends[:-1]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from vllm.config import KVEventsConfig
+from vllm.config import KVEventsConfig, set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
@@ -267,9 +267,10 @@ class Engine:
             config = copy.copy(self.config)
             config.parallel_config = copy.copy(config.parallel_config)
             config.parallel_config.rank = rank
-            worker = KVConnectorFactory.create_connector(
-                config=config, role=KVConnectorRole.WORKER, kv_cache_config=plan
-            )
+            with set_current_vllm_config(config):
+                worker = KVConnectorFactory.create_connector(
+                    config=config, role=KVConnectorRole.WORKER, kv_cache_config=plan
+                )
             worker.register_kv_caches(memory.tensors)
             if isinstance(worker, Anywhere):
                 worker.memory, worker.origins = memory, self._origins
