@@ -46,6 +46,8 @@ pub(super) struct Submission<'a> {
     pub(super) index: usize,
     pub(super) payload: &'a Payload,
     pub(super) method: CopyMethod,
+    /// Whether all slots are pinned.
+    pub(super) pinned: bool,
     /// Whether the device computes digests.
     pub(super) digests: bool,
     /// Points in other streams after which the engine's memory may be touched.
@@ -164,13 +166,13 @@ impl StreamPair {
             (CopyMethod::Copies(copies), None) => {
                 self.after(batch, &self.bus)?;
                 // SAFETY: the caller promises this.
-                unsafe { self.copy_all(copies, slots)? };
+                unsafe { self.copy_all(copies, batch.pinned)? };
                 &self.bus
             }
             (CopyMethod::Copies(copies), Some(module)) => {
                 let paging = self.paging(batch, &[])?;
                 // SAFETY: the caller promises this.
-                unsafe { self.copy_and_digest(batch, copies, module, paging, slots)? }
+                unsafe { self.copy_and_digest(batch, copies, module, paging)? }
             }
             (CopyMethod::Kernel, Some(module)) => {
                 let paging = self.paging(
@@ -186,7 +188,7 @@ impl StreamPair {
                 let paging =
                     self.paging(batch, &relocated(batch, |piece| staging + piece.position))?;
                 // SAFETY: the caller promises this.
-                unsafe { self.stage(batch, copies, module, paging, slots)? }
+                unsafe { self.stage(batch, copies, module, paging)? }
             }
             (CopyMethod::Kernel | CopyMethod::Staged(..), None) => {
                 return Err(CudaError::Unavailable(
@@ -202,6 +204,12 @@ impl StreamPair {
                 unsafe { last.write(word, batch.number) }
             }
         }
+    }
+
+    /// Lets what comes later on a stream wait for what another has now.
+    fn join(&self, first: &Stream, then: &Stream) -> Result<()> {
+        self.joined.record(first)?;
+        then.wait(&self.joined)
     }
 
     fn after(&self, batch: &Submission<'_>, stream: &Stream) -> Result<()> {
@@ -277,7 +285,6 @@ impl StreamPair {
         copies: &[CopyRange],
         module: &Module,
         paging: Paging,
-        slots: &Pinned,
     ) -> Result<&Stream> {
         let kernel = self.moving_kernel();
         // SAFETY: the caller promises this. A load touches the engine's memory in its kernel alone.
@@ -286,15 +293,13 @@ impl StreamPair {
                 Direction::Store => {
                     self.after(batch, &self.work)?;
                     self.launch(module, kernel, paging, Width::All)?;
-                    self.joined.record(&self.work)?;
-                    self.bus.wait(&self.joined)?;
-                    self.copy_all(copies, slots)?;
+                    self.join(&self.work, &self.bus)?;
+                    self.copy_all(copies, batch.pinned)?;
                     Ok(&self.bus)
                 }
                 Direction::Load => {
-                    self.copy_all(copies, slots)?;
-                    self.joined.record(&self.bus)?;
-                    self.work.wait(&self.joined)?;
+                    self.copy_all(copies, batch.pinned)?;
+                    self.join(&self.bus, &self.work)?;
                     self.after(batch, &self.work)?;
                     self.launch(module, kernel, paging, Width::All)?;
                     Ok(&self.work)
@@ -314,7 +319,6 @@ impl StreamPair {
         copies: &[CopyRange],
         module: &Module,
         paging: Paging,
-        slots: &Pinned,
     ) -> Result<&Stream> {
         self.after(batch, &self.bus)?;
         // SAFETY: the caller promises this. A store reads its bytes twice; a load hashes the bytes that have arrived.
@@ -323,15 +327,13 @@ impl StreamPair {
                 Direction::Store => {
                     self.after(batch, &self.work)?;
                     self.launch(module, Kernel::Digest, paging, Width::All)?;
-                    self.copy_all(copies, slots)?;
-                    self.joined.record(&self.work)?;
-                    self.bus.wait(&self.joined)?;
+                    self.copy_all(copies, batch.pinned)?;
+                    self.join(&self.work, &self.bus)?;
                     Ok(&self.bus)
                 }
                 Direction::Load => {
-                    self.copy_all(copies, slots)?;
-                    self.joined.record(&self.bus)?;
-                    self.work.wait(&self.joined)?;
+                    self.copy_all(copies, batch.pinned)?;
+                    self.join(&self.bus, &self.work)?;
                     self.launch(module, Kernel::Digest, paging, Width::All)?;
                     Ok(&self.work)
                 }
@@ -344,9 +346,8 @@ impl StreamPair {
     ///
     /// # Safety
     /// The addresses are of live memory that belongs to the batch until the copies have ended.
-    unsafe fn copy_all(&self, copies: &[CopyRange], slots: &Pinned) -> Result<()> {
+    unsafe fn copy_all(&self, copies: &[CopyRange], pinned: bool) -> Result<()> {
         let driver = self.device.driver();
-        let pinned = copies.iter().all(|copy| slots.is_pinned(copy.arena));
         if copies.len() > 1 && pinned && self.batch_call.is_used() {
             // SAFETY: the caller promises this.
             match unsafe { self.copy_batch(copies) } {

@@ -343,6 +343,7 @@ impl Worker {
             index,
             payload,
             method,
+            pinned: batch.pinned,
             digests: batch.digests,
             after: after.map(|submitted| submitted.after.event()).collect(),
         };

@@ -232,11 +232,6 @@ impl Pinned {
             || slots.iter().all(|slot| state.is_pinned(slot.0 as usize))
     }
 
-    /// Whether the byte at an address in a usable slot is pinned.
-    pub(crate) fn is_pinned(&self, address: u64) -> bool {
-        self.0.state.offset(address).is_some()
-    }
-
     /// The device's address for a host address in a slot that is pinned.
     pub(crate) fn mapped(&self, address: u64) -> u64 {
         let offset = self.0.state.offset(address);
