@@ -22,12 +22,7 @@ GLIBC := --compatibility $(if $(TESTING),$(MANYLINUX) --zig,linux)
 # SERVE_ARGS, EXAMPLE_ARGS, PYTEST_ARGS, BENCH_ARGS, NEWEST_ARGS.
 # Test processes at a time; PYTEST_ARGS=-n0 runs a suite in one, as a debugger needs it.
 JOBS ?= 2
-# Which of the random workloads `make fuzz` runs, and how much of each: scenarios, kernels' lists, trees, kills.
-NAME ?= scheduler batch kernels engine disk
-FUZZ ?= 512
-LISTS ?= 200000
-TREES ?= 16
-KILLS ?= 200
+# NAME: which parts `make prove` runs (tools/make/prove.py lists them), by default all.
 # TAG: the tag of a release. WHEEL: what a GPU checks, by default the newest in dist/. UPGRADE: --upgrade moves all pins.
 export TAG WHEEL
 
@@ -168,7 +163,7 @@ test-transformers: .venv/.stamps/package .cache/transformers-newest/.stamp ## Te
 	@$(NEWEST) $(BIN)/python $(ABREAST) tests/transformers
 	@$(NEWEST) $(BIN)/python $(ABREAST) tests/batch/test_huggingface.py
 
-.PHONY: test-engine-long test-planted test-mooncake test-long test-newest fuzz gpu-check gpu-wheels
+.PHONY: test-engine-long test-planted test-mooncake test-long test-newest prove gpu-check gpu-wheels
 test-engine-long: .venv/.stamps/package .cache/triton/.stamp ## Test on vLLM's second model runner, with drafts too, by Triton's interpreter; kills on a disk; verify (about 55 minutes)
 	@$(foreach file,test_v2_runner test_mamba_kernels test_speculation test_speculation_mamba test_parallel_server\
     test_disk_kills test_disk_ranks test_remote_s3 test_verify_variants,\
@@ -178,28 +173,17 @@ test-planted: .venv/.stamps/package .venv-light/.stamps/package .venv-mlx/.stamp
 test-mooncake: .venv/.stamps/package .cache/mooncake/lib/.stamp ## Test the tier over Mooncake on its real master and clients, two engines among them (about 2 minutes)
 	@$(ALONE) $(PYTEST) -n0 tests/mooncake
 LONG := test-python test-batch test-mlx test-scheduler test-transformers test-engine test-mooncake test-engine-long test-planted
-test-long: .venv-light/.stamps/uv ## Everything too long for `make test`: all combinations of parameters, the second model runner, random workloads, kills (about two hours)
-	@PYTEST_ARGS='$(PYTEST_ARGS) --cases=all' $(LIGHT)/python tools/make/long.py $(LONG) $(NAME:%=fuzz-%)
+test-long: .venv-light/.stamps/uv ## Everything too long for `make test`: all combinations of parameters, the second model runner, kills (about two hours)
+	@PYTEST_ARGS='$(PYTEST_ARGS) --cases=all' $(LIGHT)/python tools/make/long.py $(LONG)
 
 test-newest: .venv/.stamps/package .venv-mlx/.stamps/package ## Try the newest of each library that no test runs yet, and print a table (NEWEST_ARGS="--all mlx-lm")
 	@$(LIGHT)/python release/newest.py $(NEWEST_ARGS)
 
-fuzz: $(NAME:%=fuzz-%) ## Run random workloads for long (NAME="scheduler batch kernels engine disk"; FUZZ=512 LISTS=200000 TREES=16 KILLS=200)
-.PHONY: fuzz-scheduler fuzz-batch fuzz-kernels fuzz-engine fuzz-disk test-kernels
-SCHEDULER_FUZZ := --cases=all tests/scheduler/test_fuzz.py tests/scheduler/test_small_pools.py
-fuzz-scheduler: .venv/.stamps/package $(VLLM_STAMPS)
-	@HYBRID_PAGES_FUZZ=$(FUZZ) $(PYTEST) $(SCHEDULER_FUZZ)
-	@$(foreach version,$(VLLM_SOURCES),HYBRID_PAGES_FUZZ=$(FUZZ) \
-	    HYBRID_PAGES_VLLM=$(CURDIR)/.cache/vllm-$(version) $(PYTEST) $(SCHEDULER_FUZZ) &&) true
-fuzz-batch: .venv/.stamps/package
-	@HYBRID_PAGES_FUZZ=$(FUZZ) $(PYTEST) tests/batch/test_equality.py
-fuzz-kernels: export HYBRID_PAGES_FUZZ = $(LISTS)
-fuzz-kernels test-kernels:
+prove: .venv-light/.stamps/uv ## Random workloads, restores, races, fuzzing and more for hours, and a report (NAME="restores races" for some)
+	@$(LIGHT)/python tools/make/prove.py $(NAME)
+.PHONY: test-kernels
+test-kernels:
 	@cargo test --locked --quiet -p hybrid-pages-cuda --test kernels
-fuzz-engine: .venv/.stamps/package
-	@HYBRID_PAGES_TREES=$(TREES) $(PYTEST) tests/engine/test_trees.py
-fuzz-disk:
-	@HYBRID_PAGES_KILLS=$(KILLS) cargo test --locked --quiet -p hybrid-pages-disk --test disk_crash -- --nocapture kills
 
 gpu-check: ## On a machine with a GPU: its tests, compute-sanitizer, the benchmark; needs a wheel, but neither .venv nor .venv-light
 	@PYTHON='$(SYSTEM_PYTHON)' tests/gpu/check.sh

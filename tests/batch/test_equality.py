@@ -127,7 +127,7 @@ def play(model, data):
     return world
 
 
-# How many courses: `make fuzz NAME=batch` asks for more.
+# How many courses: `make prove NAME=batch` asks for more.
 COURSES = int(os.environ.get("HYBRID_PAGES_FUZZ", "60"))
 PLAYED = settings(max_examples=COURSES, deadline=None, suppress_health_check=list(HealthCheck))
 

@@ -24,6 +24,7 @@ LIGHT = (
     "lint",
     "lint-release",
     "lock",
+    "prove",
     "release-wheels",
     "test-docs",
     "test-python",
@@ -60,10 +61,9 @@ def test_what_needs_an_engine_installs_one(target):
 
 
 def test_the_scheduler_suites_run_on_every_vllm_that_is_tested():
-    for target in ("test-scheduler", "fuzz"):
-        done = commands(target)
-        for version in versions.TESTED[1:]:
-            assert f"HYBRID_PAGES_VLLM={ROOT}/.cache/vllm-{version} .venv/bin/python" in done
+    done = commands("test-scheduler")
+    for version in versions.TESTED[1:]:
+        assert f"HYBRID_PAGES_VLLM={ROOT}/.cache/vllm-{version} .venv/bin/python" in done
 
 
 def test_every_suite_is_run():
@@ -76,7 +76,7 @@ def test_every_suite_is_run():
     assert "tests/gpu" in commands(ELSEWHERE["gpu"])
     assert "tests/mooncake" in commands(ELSEWHERE["mooncake"])
     assert "tools/make/test_rust.sh\n" in everything
-    assert {"test-engine-long", "test-mooncake", "fuzz-disk"} <= set(commands("test-long").split())
+    assert {"test-engine-long", "test-mooncake"} <= set(commands("test-long").split())
 
 
 def test_results_of_the_long_suites_are_counted(monkeypatch):
@@ -89,6 +89,32 @@ def test_results_of_the_long_suites_are_counted(monkeypatch):
     )
     assert long.counted(printed) == {"failed": 2, "passed": 64, "skipped": 3}
     assert set(json.loads(long.RESULTS.read_text())) <= set(commands("test-long").split())
+
+
+def test_the_report_of_what_was_proved_adds_up_and_is_shown(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools/make")
+    import prove
+
+    told = """echo '{"figures": {"restores": 2, "by": "%s"}, "pass": %s}' >> $HYBRID_PAGES_PROVE"""
+    lines = [["sh", "-c", told % ("first", "true")], ["sh", "-c", told % ("last", "true")]]
+    counted = ["sh", "-c", "echo '3 passed in 1.0s'"]
+    good = prove.proved(prove.Part("adds up", [*lines, counted]))
+    assert (good["pass"], good["figures"]) == (
+        True,
+        {"restores": 4, "by": "last", "tests passed": 3},
+    )
+    for bad in (["false"], ["sh", "-c", told % ("none", "false")]):
+        assert not prove.proved(prove.Part("fails", [lines[0], bad, lines[1]]))["pass"]
+    results = json.loads(prove.RESULTS.read_text())
+    assert results.keys() <= prove.PARTS.keys()
+    table = prove.table(results)
+    assert prove.RESULTS.with_suffix(".md").read_text().endswith(f"\n{table}\n")
+    page = prove.EVIDENCE.read_text()
+    assert prove.shown(page, results) == page
+    named = {word for part in prove.PARTS.values() for it in part.commands for word in it}
+    for version in versions.TESTED[1:]:
+        assert f"HYBRID_PAGES_VLLM={ROOT}/.cache/vllm-{version}" in named
+    assert all((ROOT / word).exists() for word in named if word.startswith(("tests/", "tools/")))
 
 
 def test_hooks_run_what_lint_runs():

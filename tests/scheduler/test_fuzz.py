@@ -1,6 +1,6 @@
 """Random workloads: whatever happens, every text is right and nothing is left over.
 
-`HYBRID_PAGES_FUZZ` sets the number of scenarios (`make fuzz NAME=scheduler` runs many);
+`HYBRID_PAGES_FUZZ` sets the number of scenarios (`make prove NAME=scheduler` runs many);
 `HYBRID_PAGES_FUZZ_SEED` the first seed, to repeat one.
 """
 

@@ -56,10 +56,20 @@ def processor() -> str:
     return found[1] if found else "unknown"
 
 
+def machine() -> str:
+    """What this runs on, in a few words."""
+    return f"{processor()}, {os.cpu_count()} cores"
+
+
+def described() -> str:
+    """The commit of this tree, and whether files differ from it."""
+    words = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
+
+
 def main(targets: Sequence[str]) -> int:
     """Runs all of them, however the first ones end."""
-    described = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    commit = subprocess.run(described, cwd=ROOT, capture_output=True, text=True).stdout.strip()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     failed = False
     for target in targets:
@@ -68,8 +78,8 @@ def main(targets: Sequence[str]) -> int:
         failed |= status != 0
         results[target] = {
             "date": datetime.date.today().isoformat(),
-            "commit": commit or "unknown",
-            "machine": f"{processor()}, {os.cpu_count()} cores",
+            "commit": described(),
+            "machine": machine(),
             "arguments": os.environ.get("PYTEST_ARGS", ""),
             "minutes": round((time.monotonic() - began) / 60),
             "status": status,
