@@ -177,7 +177,7 @@ LIBRARIES = (
         # Its own version of this library cannot be imported with the older torch's.
         suite=_overlaid(".venv", _HF, "nvidia-nvshmem-cu13"),
     ),
-    Library("mlx-lm", "mlx-lm", ("mlx.txt",), suite=_MLX),
+    Library("mlx-lm", "mlx-lm", ("vllm-mlx.txt", "mlx.txt"), suite=_MLX),
     Library(
         "mlx",
         "mlx",

@@ -6,7 +6,8 @@ from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import make_prompt_cache
 
 import tiny
-from hybrid_pages.mlx.server import BATCHED, batches_rightly
+from hybrid_pages.mlx.batching import batches_rightly
+from hybrid_pages.mlx.differences import BATCHED
 from runs import NOISE, VISIBLE, apart, feed
 
 LENGTHS = (37, 5, 20, 11)

@@ -28,7 +28,7 @@ def opened(model, folder, **more):
     )
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "mamba2", "recurrent_gemma", "kimi_k3"])
+@pytest.mark.parametrize("name", tiny.made("qwen3_5", "mamba2", "recurrent_gemma", "kimi_k3"))
 def test_the_next_process_finds_the_prompt(tmp_path, tokenizer, name):
     with opened(tiny.make(name), tmp_path / "disk") as cache:
         assert agree(cache, tokenizer, PROMPT)[0] == 0

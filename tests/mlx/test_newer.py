@@ -53,10 +53,9 @@ def planted(*args, **kwargs):
 def test_a_newer_version_is_used_after_one_warning(newer, models, tokenizer, caplog):
     for _ in range(2):
         require_versions("0.40.1", "0.39.0")
-    assert (
-        len(warnings(caplog, "expected mlx-lm 0.32.2, which tests have run, found the newer")) == 1
-    )
-    assert len(warnings(caplog, "expected mlx 0.32.4, which tests have run, found the newer")) == 1
+    for tested in ("mlx-lm 0.31.3 or 0.32.2", "mlx 0.32.4"):
+        said = warnings(caplog, f"expected {tested}, which tests have run, found the newer")
+        assert len(said) == 1
     with PrefixCache(models("qwen3_5"), host_gb=0.05, block_tokens=BLOCK) as cache:
         agree(cache, tokenizer, PROMPT)
         assert agree(cache, tokenizer, PROMPT)[0] == 80

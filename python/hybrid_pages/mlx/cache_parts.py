@@ -51,6 +51,15 @@ def leaves(cache: Sequence[Any]) -> list[Any]:
     ]
 
 
+def arrays(cache: Sequence[Any]) -> list[mx.array]:
+    """The arrays that a prompt cache holds now, to be computed."""
+    held = (
+        (part.keys, part.values) if has_tokens(part) else part.cache
+        for part in parts(cache).values()
+    )
+    return [array for each in held for array in each if array is not None]
+
+
 def _flat(path: str, cache: Any) -> Iterator[tuple[str, Any]]:
     if type(cache) is CacheList:
         for at, each in enumerate(cache.caches):
@@ -105,14 +114,3 @@ def is_fresh(part: Any) -> bool:
     if type(part) is ArraysCache:
         return all(state is None for state in part.cache)
     return part.keys is None and part.offset == 0
-
-
-def fill(part: Any, keys: mx.array, values: mx.array, seen: int) -> None:
-    """Fills a part with keys and values, which then has seen ``seen`` tokens.
-
-    keys, values: ``[1, heads, room, dim]``, those of a window in the order of their tokens.
-    """
-    if type(part) is KVCache:
-        part.state = (keys, values, seen)
-    else:
-        part.state = (keys, values, seen, part.keep, part.max_size, keys.shape[2])

@@ -16,6 +16,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
+from hybrid_pages.mlx import cache_parts
 from hybrid_pages.mlx.versions import UnsupportedError
 
 _TOKENS, _FIRST, _ENDINGS = 48, 8, 3
@@ -77,7 +78,7 @@ def _logits(model: Any, ids: mx.array, cuts: Sequence[int]) -> mx.array:
     cache, found = make_prompt_cache(model), []
     for start, end in zip([0, *cuts], [*cuts, ids.size], strict=True):
         found.append(model(ids[None, start:end], cache=cache)[0].astype(mx.float32))
-        mx.eval(found[-1], [part.state for part in cache])
+        mx.eval(found[-1], cache_parts.arrays(cache))
     return mx.concatenate(found)
 
 

@@ -20,6 +20,7 @@ from hybrid_pages.adapter.session import Session
 from hybrid_pages.adapter.stats import CallCounts, Stats
 from hybrid_pages.adapter.store import Closing
 from hybrid_pages.mlx.cache_io import States
+from hybrid_pages.mlx.differences import PROCESSORS_SEE_PROMPTS, on_stream
 from hybrid_pages.mlx.model_watch import ModelState
 from hybrid_pages.mlx.no_store import NoStore
 from hybrid_pages.mlx.request import read_prompt, uncached_reason
@@ -135,7 +136,8 @@ class PrefixCache(Closing):
             **kwargs: other arguments.
 
         Raises:
-            InvalidArgumentError: the cache is closed. A copy that fails is a miss; what mlx-lm
+            InvalidArgumentError: the cache is closed, or mlx-lm is older than 0.32 and computes
+                on its own stream alone. A copy that fails is a miss; what mlx-lm
                 raises is passed on.
         """
         if self._closed:
@@ -163,7 +165,7 @@ class PrefixCache(Closing):
         with self._lock:
             self._counts.uncached[str(reason)] += 1
         yield from upstream(
-            self.model, tokenizer, prompt, max_tokens, draft_model, stream, **kwargs
+            self.model, tokenizer, prompt, max_tokens, draft_model, **on_stream(stream), **kwargs
         )
 
     def generate(self, tokenizer: Any, prompt: Any, verbose: bool = False, **kwargs: Any) -> str:
@@ -268,7 +270,8 @@ class PrefixCache(Closing):
             self._counts.served(total, restored)
         done = runtime.count
         processors = given.pop("logits_processors", ())
-        given["logits_processors"] = [whole(each, ids[:done]) for each in processors]
+        seen = ids[:done] if PROCESSORS_SEE_PROMPTS else []
+        given["logits_processors"] = [whole(each, seen) for each in processors]
         given["prompt_progress_callback"] = lambda seen, _: (
             tell(done + seen, total) if seen else None
         )
@@ -283,7 +286,7 @@ class PrefixCache(Closing):
             mx.array(begun.ids[runtime.count :]),
             max_tokens,
             prompt_cache=runtime.cache,
-            stream=stream,
+            **on_stream(stream),
             **begun.given,
         )
         failed: list[Exception] = []

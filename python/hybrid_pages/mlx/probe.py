@@ -45,7 +45,7 @@ def try_model(model: Any, block_tokens: int) -> Layout:
     cache = make_prompt_cache(model)
     with _even_windows(model, cache):
         model(ids, cache=cache)
-    mx.eval([part.state for part in cache])
+    mx.eval(cache_parts.arrays(cache))
     layout = read_layout(cache, block_tokens=block_tokens)
     require_blocks_in_windows(layout.geometry)
     copied = _copied(model, layout, cache)

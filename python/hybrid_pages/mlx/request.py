@@ -13,6 +13,8 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from hybrid_pages.mlx.differences import QUANTIZED_FROM
+
 # Arguments that change neither the states of tokens nor which tokens are computed.
 _HARMLESS = {
     "logits_processors",
@@ -25,9 +27,6 @@ _HARMLESS = {
     "num_draft_tokens",
     "quantized_kv_start",
 }
-
-# The default of `quantized_kv_start`: the token from which mlx-lm quantises a cache.
-_QUANTIZED_FROM = 5000
 
 
 def read_prompt(tokenizer: Any, prompt: Any) -> list[int] | str:
@@ -70,7 +69,7 @@ def _keeps_all(model: Any, given: Mapping[str, Any], tokens: int | None) -> bool
 
 def _quantises_nothing(model: Any, given: Mapping[str, Any], tokens: int | None) -> bool:
     """Whether ``kv_bits`` has no effect: the text is short, or no cache has keys."""
-    if tokens is not None and tokens < given.get("quantized_kv_start", _QUANTIZED_FROM):
+    if tokens is not None and tokens < given.get("quantized_kv_start", QUANTIZED_FROM):
         return True
     return not quantises(model)
 

@@ -11,6 +11,7 @@ import mlx.nn as nn
 from hybrid_pages import LeaseEntry, ReadLease
 from hybrid_pages.adapter.entries import Checksums
 from hybrid_pages.adapter.runtime import Runtime
+from hybrid_pages.mlx import cache_parts
 from hybrid_pages.mlx.cache_io import States, states_of
 from hybrid_pages.mlx.store import CacheStore
 
@@ -56,7 +57,7 @@ class ModelRuntime(Runtime[States]):
             ids = self._ids[first : min(end, first + self._step)]
             with mx.stream(self._stream):
                 self.model(mx.array(ids)[None], cache=self.cache)
-                mx.eval([part.state for part in self.cache])
+                mx.eval(cache_parts.arrays(self.cache))
             mx.clear_cache()
             self._progress(self.count)
 

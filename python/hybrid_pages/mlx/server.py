@@ -13,38 +13,18 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm import server
-from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 
 from hybrid_pages import HybridPagesError, InvalidArgumentError
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.arguments import require_port
 from hybrid_pages.mlx import cache_parts, options
+from hybrid_pages.mlx.batching import batches_rightly
 from hybrid_pages.mlx.prefix_cache import whole
 from hybrid_pages.mlx.request import quantises
 from hybrid_pages.mlx.server_cache import PlannedCache, RequestCache, ServerPromptCache
-from hybrid_pages.mlx.versions import UnsupportedError, newer, tolerated
+from hybrid_pages.mlx.versions import SERVER, UnsupportedError, newer, tolerated
 
 _log = logging.getLogger(__name__)
-
-BATCHED = (
-    "bailing_hybrid",
-    "bailing_moe_v3",
-    "falcon_h1",
-    "gear",
-    "granitemoehybrid",
-    "kimi_k3",
-    "kimi_linear",
-    "lfm2",
-    "lfm2-vl",
-    "lfm2_moe",
-    "mamba2",
-    "plamo2",
-    "prism_hadamard_qwen35",
-    "qwen3_5",
-    "qwen3_5_moe",
-    "qwen3_next",
-)
-"""Hybrid models for which mlx-lm 0.32.2 computes batches of rows of different lengths correctly."""
 
 # mlx-lm looks for the start of a model's reasoning in this many tokens at the end of a prompt.
 _TAIL = 11
@@ -58,6 +38,7 @@ def main(argv: Sequence[str]) -> int:
     own, words = options.split(argv)
     status = 0
     try:
+        SERVER.require(server.__version__)
         with _replaced(own, words):
             server.main()
     except HybridPagesError as error:
@@ -195,13 +176,6 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "")
 
 
-def batches_rightly(model: Any) -> bool:
-    """Whether batches of a model are known to give the same texts as single rows."""
-    found = cache_parts.leaves(make_prompt_cache(model))
-    hybrid = any(isinstance(part, ArraysCache) for part in found)
-    return not hybrid or type(model).__module__.rpartition(".")[2] in BATCHED
-
-
 class Responses(server.ResponseGenerator):
     """Answers requests as mlx-lm does, and ends passes where a state is to be stored."""
 
@@ -305,7 +279,7 @@ def stream_generate(**kwargs: Any) -> Iterator[Any]:
             end = min(stop, done + step)
             with mx.stream(kwargs["stream"]):
                 model(mx.array(cache.prompt[done:end])[None], cache=list(cache))
-                mx.eval([part.state for part in cache])
+                mx.eval(cache_parts.arrays(cache))
             mx.clear_cache()
             done = end
             tell(done, total)

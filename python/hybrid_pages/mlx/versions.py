@@ -15,7 +15,9 @@ __all__ = [
     "MLX",
     "MLX_LM",
     "OF_THE_USER",
+    "SERVER",
     "UnsupportedError",
+    "is_before",
     "newer",
     "require_names",
     "require_versions",
@@ -31,20 +33,36 @@ OF_THE_USER = (SettingsError, BudgetError, DiskError, ForeignError)
 EXTRA = "pip install 'hybrid-pages[mlx]'"
 _USER = "hybrid_pages.mlx"
 
-MLX_LM = Supported(_USER, "mlx-lm", first=(0, 32, 2), end=None, remedy=EXTRA, tested=("0.32.2",))
+MLX_LM = Supported(
+    _USER, "mlx-lm", first=(0, 31, 3), end=None, remedy=EXTRA, tested=("0.31.3", "0.32.2")
+)
 """mlx-lm's caches and server have no stable interface: newer versions may run uncached."""
+
+SERVER = Supported(
+    "mlx-server",
+    "mlx-lm",
+    first=(0, 32, 2),
+    end=None,
+    remedy=f"{EXTRA}, or serve by hybrid-pages vllm-mlx",
+)
+"""What ``mlx-server`` replaces parts of."""
 
 MLX = Supported(_USER, "mlx", first=(0, 32), end=None, remedy=EXTRA, tested=("0.32.4",))
 
 
 def require_versions(mlx_lm: str, mlx: str) -> None:
-    """Rejects versions older than the tested ones, and logs once that one is newer.
+    """Rejects versions that are neither tested nor newer, and logs once that one is newer.
 
     Raises:
         VersionError: names what was expected, what was found and what to install.
     """
     for package, version in ((MLX_LM, mlx_lm), (MLX, mlx)):
         package.require(version)
+    if mlx_lm not in MLX_LM.tested and not MLX_LM.is_newer(mlx_lm):
+        raise VersionError(
+            f"{_USER}: expected mlx-lm {' or '.join(MLX_LM.tested)}, found {mlx_lm}, which no test "
+            f"has run: {EXTRA}"
+        )
     for package, version in ((MLX_LM, mlx_lm), (MLX, mlx)):
         package.warn_if_newer(version)
 
@@ -58,6 +76,12 @@ def newer() -> str | None:
         if package.is_newer(version):
             return f"{package.package} {version}"
     return None
+
+
+def is_before(version: str, line: tuple[int, int]) -> bool:
+    """Whether a version, such as ``0.31.3``, is older than a line of versions, such as 0.32."""
+    major, minor, *_ = version.split(".")
+    return (int(major), int(minor)) < line
 
 
 @contextmanager
