@@ -81,7 +81,6 @@ def test_a_good_command_line_has_no_findings(capsys, model):
         (["--disable-hybrid-kv-cache-manager"], "disable-hybrid-kv-cache-manager"),
         (["--weight-transfer-config", "{}"], "resets"),
         (["--weight-transfer-config.backend", "nccl"], "resets"),
-        (["-n", "2"], "nnodes"),
         (["--ubatch-size", "2"], "ubatch-size"),
         (["--ec-transfer-config", "{}"], "ec-transfer-config"),
         (["-sc", '{"method": "suffix", "num_speculative_tokens": 2}'], "drafts"),
@@ -95,6 +94,20 @@ def test_options_that_cost_are_found(capsys, model, words, name):
     found = examined(capsys, "vllm", "serve", model, "--kv-transfer-config", ours(), *words)
     assert names(found) == [name]
     assert all(finding["fix"] for finding in found["findings"])
+
+
+@pytest.mark.parametrize(
+    ("extra", "name"),
+    [
+        ({"host_gb": 4}, None),
+        ({"host_gb": "auto"}, "settings"),
+        ({"host_gb": 4, "remote_url": "file:///tmp/shared"}, "nodes"),
+    ],
+)
+def test_an_engine_on_two_nodes_is_examined(capsys, model, extra, name):
+    words = ["--kv-transfer-config", ours(**extra), "-tp", "2", "-n", "2"]
+    found = examined(capsys, "vllm", "serve", model, *words)
+    assert [it for it in names(found) if it in ("settings", "nodes")] == [name] * bool(name)
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,20 @@ def test_engine_cores_share_what_is_free(machine: Machine) -> None:
     memory.require_memory(10, engine_cores=4)
 
 
+def test_a_node_has_its_part_of_a_budget(machine: Machine) -> None:
+    machine.available(40)
+    memory.require_memory(80, nodes=2)
+    with pytest.raises(BudgetError, match=r"found 88 GiB on 2 nodes = 44 GiB here: .* 80\.0 GiB$"):
+        memory.require_memory(88, nodes=2)
+    said = r"4 engine cores x 22 GiB on 2 nodes = 44 GiB here: .* 20\.0 GiB each"
+    with pytest.raises(BudgetError, match=said):
+        memory.require_memory(22, engine_cores=4, nodes=2)
+    machine.huge_pages(total=5000, free=2050)
+    memory.require_huge_pages(8, ranks=4, nodes=2)
+    with pytest.raises(BudgetError, match=r"expected 2052 free huge pages of 2 MiB for 4\.00"):
+        memory.require_huge_pages(8.01, ranks=4, nodes=2)
+
+
 def test_an_automatic_budget_is_half_of_what_is_free(machine: Machine) -> None:
     machine.available(40)
     assert (budget_of("auto"), budget_of("auto", 4), budget_of(3)) == (20, 5, 3)

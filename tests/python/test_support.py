@@ -24,7 +24,6 @@ def engine(**changes: object) -> SimpleNamespace:
             data_parallel_size=1,
             distributed_executor_backend="mp",
             enable_elastic_ep=False,
-            nnodes=1,
             tensor_parallel_size=1,
             use_ubatching=False,
         ),
@@ -83,7 +82,6 @@ def test_a_plain_configuration_is_accepted() -> None:
         ({"parallel_config__decode_context_parallel_size": 2}, "decode_context_parallel_size"),
         ({"parallel_config__enable_elastic_ep": True}, "enable_elastic_ep"),
         ({"parallel_config__use_ubatching": True}, "microbatches"),
-        ({"parallel_config__nnodes": 2}, "nnodes: expected 1, found 2"),
         ({"cache_config__enable_prefix_caching": False}, "--enable-prefix-caching"),
         ({"cache_config__use_replayssm": True}, "use_replayssm"),
         ({"scheduler_config__disable_hybrid_kv_cache_manager": True}, "hybrid KV cache manager"),
@@ -122,10 +120,12 @@ def test_who_turned_the_hybrid_manager_off_is_named(beside: list[str], said: str
 
 
 def test_every_refused_feature_is_named_at_once() -> None:
-    config = engine(speculative_config=speculation(method="suffix"), parallel_config__nnodes=2)
+    config = engine(
+        speculative_config=speculation(method="suffix"), parallel_config__use_ubatching=True
+    )
     with pytest.raises(support.UnsupportedError) as caught:
         support.require_config(config)
-    assert "speculative" in str(caught.value) and "nnodes" in str(caught.value)
+    assert "speculative" in str(caught.value) and "microbatches" in str(caught.value)
 
 
 def test_a_trace_dir_that_cannot_be_written_is_refused_early(

@@ -99,7 +99,9 @@ def test_a_checkpoint_may_choose_a_quantised_kv_cache(model: Path, tmp_path: Pat
         ({"host_gib": 1}, {}, SettingsError, "did you mean 'host_gb'"),
         ({"host_gb": 500_000}, {}, BudgetError, "host_gb: expected at most .* GiB"),
         ({}, {"enable_prefix_caching": False}, UnsupportedError, "prefix caching: expected on"),
-        ({}, TWO_NODES, UnsupportedError, "nnodes: expected 1, found 2"),
+        ({"host_gb": "auto"}, TWO_NODES, SettingsError, "host_gb: .*all 2 nodes.*'auto'"),
+        ({"disk_path": "/x", "disk_gb": 1}, TWO_NODES, UnsupportedError, "disk_path: .*2 nodes"),
+        ({"remote_url": "file:///x"}, TWO_NODES, UnsupportedError, "remote_url: .*2 nodes"),
     ],
 )
 def test_what_does_not_work_is_refused_alone_and_in_a_multi_connector(
@@ -166,6 +168,12 @@ def test_an_engine_core_that_is_started_alone_is_counted_alone(
     assert configure(tmp_path, ours(host_gb=10), **options)
     with pytest.raises(BudgetError, match=r"10.0 GiB, found 11 GiB: lower it$"):
         configure(tmp_path, ours(host_gb=11), **options)
+
+
+def test_each_node_has_memory_for_its_ranks(model: Path, ten_gib: None) -> None:
+    assert configure(model, ours(host_gb=20), **TWO_NODES)
+    with pytest.raises(BudgetError, match=r"21 GiB on 2 nodes = 10\.5 GiB here"):
+        configure(model, ours(host_gb=21), **TWO_NODES)
 
 
 @pytest.mark.parametrize("wrap", [lambda child: child, multi])

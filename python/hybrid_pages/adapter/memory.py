@@ -64,12 +64,15 @@ def groups_of(process: str) -> set[str]:
     return {str(at) for path in paths for at in (path, *path.parents)}
 
 
-def require_memory(host_gb: float, engine_cores: int = 1, *, free: Free | None = None) -> None:
+def require_memory(
+    host_gb: float, engine_cores: int = 1, *, nodes: int = 1, free: Free | None = None
+) -> None:
     """Rejects a budget that is not above 0, or budgets that exceed the free memory together.
 
     Args:
         host_gb: the budget of each engine core for all its ranks, in GiB.
         engine_cores: how many of them this machine has.
+        nodes: over how many nodes the ranks of each are spread evenly, of which this is one.
         free: what can be taken; by default :func:`free_memory`.
 
     Raises:
@@ -79,37 +82,46 @@ def require_memory(host_gb: float, engine_cores: int = 1, *, free: Free | None =
         raise BudgetError(
             f"host_gb: expected more than 0, found {host_gb}: say how many GiB the cache may take"
         )
-    free, total = free or free_memory(), host_gb * engine_cores
+    free, total = free or free_memory(), host_gb * engine_cores / nodes
     if total * GIB <= free.nbytes:
         return
     found, remedy = f"{host_gb:g} GiB", "lower it"
-    if engine_cores > 1:
-        found = f"{engine_cores} engine cores x {found} = {total:g} GiB"
-        remedy = f"lower it to less than {free.nbytes / GIB / engine_cores:.1f} GiB each"
+    if engine_cores > 1 or nodes > 1:
+        most = free.nbytes / GIB / engine_cores * nodes
+        remedy = f"lower it to less than {most:.1f} GiB"
+        if nodes > 1:
+            found += f" on {nodes} nodes"
+        if engine_cores > 1:
+            found, remedy = f"{engine_cores} engine cores x {found}", f"{remedy} each"
+        found += f" = {total:g} GiB"
+        found += " here" if nodes > 1 else ""
     raise BudgetError(f"host_gb: expected at most {free}, found {found}: {remedy}")
 
 
-def require_huge_pages(host_gb: float, ranks: int, engine_cores: int = 1) -> None:
+def require_huge_pages(
+    host_gb: float, ranks: int, engine_cores: int = 1, *, nodes: int = 1
+) -> None:
     """Rejects budgets that exceed the free huge pages of 2 MiB together.
 
     Args:
         host_gb: the budget of each engine core for all its ranks, in GiB.
         ranks: of each engine core. Every rank's plane has one page more than its slots.
         engine_cores: how many of them this machine has.
+        nodes: over how many nodes the ranks of each are spread evenly, of which this is one.
 
     Raises:
         BudgetError: names ``host_gb``, what limits it, and how to provide more.
     """
     each = int(host_gb * GIB / ranks) // HUGE_PAGE + 1
-    needed = each * ranks * engine_cores
+    needed = each * (ranks // nodes) * engine_cores
     pages = {name: _number(Path(_HUGE) / name) or 0 for name in _COUNTS}
     free = max(0, pages["free_hugepages"] - pages["resv_hugepages"])
     if needed > free:
         raise BudgetError(
-            f"host_gb: expected {needed} free huge pages of 2 MiB for {host_gb * engine_cores:g} "
-            f"GiB, found {free}: reserve them with `sysctl -w vm.nr_hugepages="
-            f"{pages['nr_hugepages'] + needed - free}` on the machine (soon after boot, while "
-            "memory is in one piece), lower host_gb, or leave huge_pages out"
+            f"host_gb: expected {needed} free huge pages of 2 MiB for "
+            f"{host_gb * engine_cores / nodes:g} GiB, found {free}: reserve them with `sysctl -w "
+            f"vm.nr_hugepages={pages['nr_hugepages'] + needed - free}` on the machine (soon after "
+            "boot, while memory is in one piece), lower host_gb, or leave huge_pages out"
         )
     for group in _huge_pages_left_by_groups():
         if needed * HUGE_PAGE > group.nbytes:

@@ -35,13 +35,13 @@ class Slots:
     count: int
 
     @classmethod
-    def of(cls, host_gb: float, geometry: Geometry) -> "Slots":
-        """The slots of a budget in GiB, which is for all ranks together.
+    def of(cls, host_gb: float, geometry: Geometry, *, nodes: int = 1) -> "Slots":
+        """The slots of a budget in GiB, which is for all ranks together, on so many nodes.
 
         Raises:
             BudgetError: it cannot hold one entry of each class, or exceeds this machine's memory.
         """
-        require_memory(host_gb, free=the_machine())
+        require_memory(host_gb, nodes=nodes, free=the_machine())
         slot_bytes = geometry.suggest_slot_bytes()
         slots = cls(slot_bytes, int(host_gb * GIB) // slot_bytes)
         needed = slots.least(geometry)

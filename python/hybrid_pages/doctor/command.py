@@ -27,7 +27,6 @@ _REFUSED = {
     "pipeline-parallel-size": "1",
     "decode-context-parallel-size": "1",
     "prefill-context-parallel-size": "1",
-    "nnodes": "1",
 }
 _REFUSED_SWITCHES = (
     "disable-hybrid-kv-cache-manager",
@@ -79,14 +78,20 @@ def examine(command: Command, vllm: str | None) -> tuple[list[Finding], list[str
                 raise SettingsError(
                     f"kv_connector_extra_config: expected a JSON object, found {given!r}"
                 )
-            extra = dict(given)
+            extra, nodes = dict(given), _nodes(command)
+            if nodes > 1 and extra.get("host_gb") == "auto":
+                raise SettingsError(
+                    f"host_gb: expected a number of GiB for all {nodes} nodes together, found "
+                    "'auto', of which each node would take a share of its own memory"
+                )
             if extra.get("host_gb") == "auto":
                 extra["host_gb"] = budget_of("auto", cores)
             settings = Settings.parse(extra)
         except HybridPagesError as error:
             found.append(Finding("settings", "start", str(error), "correct the setting"))
         if settings is not None:
-            found += _machine(settings, _ranks(command), cores)
+            found += _machine(settings, _ranks(command), cores, nodes)
+            found += _below(settings, nodes)
             found += _disk(settings)
     situation = _situation(command, planned, settings)
     found += findings(situation)
@@ -195,6 +200,12 @@ def _engine_cores(command: Command) -> int:
     return local or command.number("data-parallel-size") or 1
 
 
+def _nodes(command: Command) -> int:
+    """The nodes of one engine core."""
+    cores, local = command.number("data-parallel-size") or 1, _engine_cores(command)
+    return max(1, (command.number("nnodes") or 1) // max(1, cores // local))
+
+
 def _most_tokens(command: Command) -> int | None:
     """``--max-model-len``; None where vLLM finds it itself."""
     if command.text("max-model-len").lower() in ("auto", "-1"):
@@ -239,12 +250,12 @@ def _dtype(name: str) -> str:
     return {"half": "float16", "float": "float32"}.get(name, name)
 
 
-def _machine(settings: Settings, ranks: int, cores: int) -> Iterator[Finding]:
+def _machine(settings: Settings, ranks: int, cores: int, nodes: int) -> Iterator[Finding]:
     try:
         if settings.huge_pages:
-            require_huge_pages(settings.host_gb, ranks, cores)
+            require_huge_pages(settings.host_gb, ranks, cores, nodes=nodes)
         else:
-            require_memory(settings.host_gb, cores)
+            require_memory(settings.host_gb, cores, nodes=nodes)
     except HybridPagesError as error:
         if settings.huge_pages:
             found, _, fix = str(error).rpartition(": ")  # it ends with what to do
@@ -265,6 +276,16 @@ def _read(path: str) -> str:
         return Path(path).read_text()
     except OSError:
         return ""
+
+
+def _below(settings: Settings, nodes: int) -> Iterator[Finding]:
+    if nodes > 1 and settings.lasting:
+        yield Finding(
+            "nodes",
+            "start",
+            f"{settings.lasting} is not supported on {nodes} nodes",
+            f"drop {settings.lasting}, or run one engine on each node",
+        )
 
 
 def _disk(settings: Settings) -> Iterator[Finding]:

@@ -42,6 +42,11 @@ from hybrid_pages.vllm.layout.grid import block_grid, with_drafts  # noqa: E402
 from hybrid_pages.vllm.messages import Report, StepMetadata  # noqa: E402
 from hybrid_pages.vllm.metrics import HybridPagesPromMetrics, HybridPagesStats  # noqa: E402
 from hybrid_pages.vllm.processes.engine_cores import EngineCores  # noqa: E402
+from hybrid_pages.vllm.processes.nodes import (  # noqa: E402
+    Nodes,
+    require_nodes,
+    require_one_budget,
+)
 from hybrid_pages.vllm.scheduler.connection import EngineFacts  # noqa: E402
 from hybrid_pages.vllm.scheduler.events import event_groups  # noqa: E402
 from hybrid_pages.vllm.scheduler.half import SchedulerHalf  # noqa: E402
@@ -87,10 +92,13 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         cores = EngineCores.of(vllm_config.parallel_config)
+        nodes = Nodes.of(vllm_config.parallel_config)
+        require_one_budget(transfer.kv_connector_extra_config.get("host_gb"), nodes)
         fix_budget(transfer.kv_connector_extra_config, cores.here)
         settings = Settings.parse(transfer.kv_connector_extra_config)
         require_groups(kv_cache_config)
         require_config(vllm_config, recurrent=has_states(kv_cache_config))
+        require_nodes(nodes, settings)
         grid = with_drafts(block_grid(kv_cache_config), vllm_config)
         self.scheduler: SchedulerHalf | None = None
         self.worker: WorkerHalf | None = None
@@ -109,6 +117,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
                 stores=transfer.is_kv_producer,
                 loads=transfer.is_kv_consumer,
                 cores=cores,
+                nodes=nodes,
                 event_groups=events,
                 pins=versions.pins_memory(),
                 model=ModelFacts(vllm_config, settings.lasting) if settings.lasting else None,
@@ -250,9 +259,10 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         self, metadata: dict[int, KVConnectorHandshakeMetadata]
     ) -> None:
         """Takes the ranks' reports, and leaves payloads of other connectors alone."""
-        self._scheduler().confirm(
-            report for report in metadata.values() if isinstance(report, Report)
-        )
+        reports = [report for report in metadata.values() if isinstance(report, Report)]
+        if reports:
+            self._scheduler().confirm(reports)
+            self._scheduler().connection.agreement.require_all()
 
     def on_new_request(self, request: "Request") -> None:
         """Notes a request, which may wait for its first lookup."""

@@ -22,6 +22,20 @@ LoadEntryOfRank = tuple[int, list[int], list[int | None], int | None]
 """A :data:`LoadEntry` with the checksum of one rank's shard; None for no comparison."""
 
 
+class Place(NamedTuple):
+    """The place of a process of an engine."""
+
+    node: int
+    """The index of its node, as given by ``--node-rank``; 0 if there is none."""
+    boot: str
+    """The boot id of its machine; empty if the system has none."""
+    host: str
+    """The name of its machine, for errors."""
+
+    def __str__(self) -> str:
+        return f"node {self.node}, host {self.host}"
+
+
 @dataclass
 class Report(KVConnectorHandshakeMetadata):
     """A worker's report: its geometries, and its plane of the arena."""
@@ -31,10 +45,16 @@ class Report(KVConnectorHandshakeMetadata):
     """The planned geometry, in canonical JSON."""
     geometry: str
     """The geometry found in the tensors, in canonical JSON."""
-    machine: str
-    """The boot id of the worker's machine; empty if the system has none."""
+    place: Place
+    """The place of the worker."""
     plane: str
-    """Path of this rank's plane of the arena."""
+    """Path of this rank's plane of the arena, for processes of its node."""
+    made: str
+    """A name that no other plane has had or will have."""
+    slots: tuple[int, int]
+    """How many slots the plane has, and the bytes of a slot in the planes of all ranks."""
+    terms: dict[str, str]
+    """The versions and settings of the worker that all ranks must have in common."""
     alone: bool = False
     """Whether it is certain that the engine has no other connector."""
     whole_only: str | None = None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hybrid_pages import Arena
 from hybrid_pages.vllm.scheduler.requests.tails import tail_keys
 
 from .function import Bytes, Prefix, expand
@@ -27,6 +28,15 @@ def payload_order(layer: LayerMemory) -> Any:
     return np.argsort(offsets, axis=None)
 
 
+def _arena(engine: Engine) -> Arena | None:
+    """The planes of all ranks, those of other nodes included."""
+    connection = engine.half.connection
+    if connection.arena is not None or connection.agreement.geometry is None:
+        return connection.arena
+    planes = [runner.connector.worker._arena.path for runner in engine.runners]
+    return Arena.open(planes, connection.agreement.plan)
+
+
 class Audit:
     """Reads an engine's arena as a loader would."""
 
@@ -35,7 +45,7 @@ class Audit:
         self.engine, self.geometry, self.arena, self.cache = (
             engine,
             half.connection.geometry,
-            half.connection.arena,
+            _arena(engine),
             half.connection.cache,
         )
         self.block_tokens = half.connection.grid.block_tokens

@@ -72,6 +72,14 @@ def move_away(worker: KVConnectorBase_V1) -> None:
             half.begin = lambda step, begin=begin: begin(replace(step, half=None))
 
 
+def hide_plane(worker: KVConnectorBase_V1) -> None:
+    """As on a node of its own: the scheduler cannot open the memory of the worker."""
+    for child in getattr(worker, "sub_connectors", [worker]):
+        half = getattr(child, "worker", None)
+        if half is not None:
+            half.report.plane = "/nowhere"
+
+
 def origin_of(request: Request, versions: Mapping[str, int]) -> Origin:
     """Everything that simulated bytes depend on beyond tokens.
 
@@ -135,6 +143,7 @@ class Engine:
         batched_tokens: int = 128,
         requests: int = 8,
         ranks: int = 1,
+        nodes: int = 1,
         async_scheduling: bool = True,
         runner_version: int = 2,
         match_unit: int | None = None,
@@ -165,6 +174,7 @@ class Engine:
             speculation=speculation,
             priorities=priorities,
         )
+        self.config.parallel_config.nnodes = nodes
         if model is not None:
             self.config.model_config.model = str(model)
         self._place(*data_parallel)
@@ -267,11 +277,15 @@ class Engine:
             config = copy.copy(self.config)
             config.parallel_config = copy.copy(config.parallel_config)
             config.parallel_config.rank = rank
+            node = rank * config.parallel_config.nnodes // self.ranks
+            config.parallel_config.node_rank = node
             with set_current_vllm_config(config):
                 worker = KVConnectorFactory.create_connector(
                     config=config, role=KVConnectorRole.WORKER, kv_cache_config=plan
                 )
             worker.register_kv_caches(memory.tensors)
+            if node:
+                hide_plane(worker)
             if isinstance(worker, Anywhere):
                 worker.memory, worker.origins = memory, self._origins
             elif not self.in_process:

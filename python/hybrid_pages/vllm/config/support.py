@@ -170,12 +170,6 @@ def _rejected(config: "VllmConfig", transfer: "KVTransferConfig") -> list[str]:
             "(there each rank has a scheduler of its own)",
         ),
         (
-            parallel.nnodes != 1,
-            f"nnodes: expected 1, found {parallel.nnodes} (the arena is shared memory of one node; "
-            "data parallelism over several nodes: give each a part with --data-parallel-size-local "
-            "and --headless)",
-        ),
-        (
             not cache.enable_prefix_caching,
             "prefix caching: expected on, found off (pass --enable-prefix-caching: its block "
             "hashes name the pages)",

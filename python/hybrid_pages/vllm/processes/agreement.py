@@ -1,16 +1,17 @@
 """Checks that all ranks have the same geometry, before anything is published.
 
 The scheduler half makes a cache for the planned geometry. Each rank plans for itself, makes its
-plane of the arena, reads its tensors, and reports all three.
+plane of the arena, reads its tensors, and reports all three. The planes of the scheduler's own node
+must be open to it; it does without those of other nodes, whose slots it knows by number.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from hybrid_pages import Arena, Geometry, GeometryError, HybridPagesError
 from hybrid_pages.adapter.pool import Slots
 from hybrid_pages.vllm.config.support import UnsupportedError
 from hybrid_pages.vllm.messages import Report
-from hybrid_pages.vllm.processes.colocation import boot_id, require_machine
+from hybrid_pages.vllm.processes.nodes import Nodes, no_tiers_below
 
 
 class Agreement:
@@ -19,10 +20,22 @@ class Agreement:
     Args:
         ranks: number of tensor-parallel workers.
         plan: the scheduler's planned geometry; None if only the workers know it.
+        nodes: of the engine.
+        terms: versions and settings that all ranks must have in common.
+        lasting: the setting by which there is a tier below the host; empty if there is none.
     """
 
-    def __init__(self, ranks: int, plan: Geometry | None = None) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        plan: Geometry | None = None,
+        *,
+        nodes: Nodes,
+        terms: Mapping[str, str],
+        lasting: str = "",
+    ) -> None:
         self.ranks, self.plan = ranks, plan
+        self._nodes, self._terms, self._lasting = nodes, terms, lasting
         self.reports: dict[int, Report] = {}
         """The last report of each rank."""
         self.geometry: Geometry | None = None
@@ -47,11 +60,13 @@ class Agreement:
 
         Raises:
             GeometryError: a rank's plan differs from the scheduler's, or its tensors from rank 0's.
-            UnsupportedError: a rank on another machine.
+            UnsupportedError: a rank on a node where it cannot be, or with other versions or
+                settings.
         """
         news = [report for report in reports if report != self.reports.get(report.rank)]
         for report in news:
-            require_machine(f"rank {report.rank}", boot_id(), report.machine)
+            self._require_place(report)
+            self._require_terms(report)
             if not 0 <= report.rank < self.ranks:
                 raise GeometryError(f"ranks: expected 0 to {self.ranks - 1}, found {report.rank}")
             plan = Geometry.from_json(report.plan)
@@ -62,36 +77,81 @@ class Agreement:
                     f"rank {report.rank} plans another cache than the scheduler: {difference}"
                 )
             before = self.reports.get(report.rank, report)
-            if before.plane != report.plane:
+            if before.made != report.made:
                 raise GeometryError(
-                    f"rank {report.rank}: expected its plane of the arena at {before.plane}, found "
-                    f"it at {report.plane}: what was stored is gone"
+                    f"rank {report.rank}: expected its plane of the arena at {before.plane} "
+                    f"({before.place}), found another one at {report.plane} ({report.place}): what "
+                    "was stored is gone"
                 )
             self.reports[report.rank] = report
         return bool(news) and self._compare()
 
-    def open_arena(self, slots: Slots) -> Arena:
-        """Opens the planes of all ranks, each of which must have these slots.
+    def require_all(self) -> None:
+        """Rejects an engine of which some rank has not reported.
 
         Raises:
-            UnsupportedError: this process cannot open a plane; names it and its rank.
+            UnsupportedError: names these ranks.
+        """
+        missing = [rank for rank in range(self.ranks) if rank not in self.reports]
+        if missing:
+            raise UnsupportedError(
+                f"ranks: expected reports of all {self.ranks}, found none of "
+                f"{', '.join(map(str, missing))}: give every node the same --kv-transfer-config"
+            )
+
+    def open_arena(self, slots: Slots) -> Arena | None:
+        """Opens the planes of all ranks, each of which must have these slots.
+
+        Returns:
+            None if some of them are on other nodes.
+
+        Raises:
+            UnsupportedError: a plane of this node cannot be opened here, or one has other slots;
+                names it and its rank.
         """
         if self.plan is None:
             raise GeometryError("expected a plan before the arena, found none")
+        here = []
         for rank, report in sorted(self.reports.items()):
-            try:
-                plane = Arena.open(report.plane, self.plan)
-            except HybridPagesError as error:
-                raise _invisible(rank, str(error)) from error
-            if plane.ranks != [rank]:  # in another container the path is another process's
-                raise _invisible(rank, f"the plane of rank {plane.ranks[0]} at {report.plane}")
-            if (plane.slots, plane.slot_bytes) != (slots.count, slots.slot_bytes):
+            if not self._nodes.is_elsewhere(report.place):
+                self._open(report, self.plan)
+                here.append(report.plane)
+            count, slot_bytes = report.slots
+            if (count, slot_bytes) != (slots.count, slots.slot_bytes):
                 raise UnsupportedError(
-                    f"rank {rank}: expected a plane of {slots.count} slots of {slots.slot_bytes} "
-                    f"bytes, found {plane.slots} of {plane.slot_bytes}: give scheduler and workers "
-                    "the same host_gb, as a number"
+                    f"rank {rank} ({report.place}): expected a plane of {slots.count} slots of "
+                    f"{slots.slot_bytes} bytes, found {count} of {slot_bytes}: give scheduler and "
+                    "workers, on each node, the same host_gb, as a number"
                 )
-        return Arena.open([report.plane for report in self.reports.values()], self.plan)
+        return Arena.open(here, self.plan) if len(here) == self.ranks else None
+
+    def _open(self, report: Report, plan: Geometry) -> None:
+        try:
+            plane = Arena.open(report.plane, plan)
+        except HybridPagesError as error:
+            raise _invisible(report.rank, str(error)) from error
+        if plane.ranks != [report.rank]:  # in another container the path is another process's
+            found = f"the plane of rank {plane.ranks[0]} at {report.plane}"
+            raise _invisible(report.rank, found)
+
+    def _require_place(self, report: Report) -> None:
+        try:
+            elsewhere = self._nodes.is_elsewhere(report.place)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"rank {report.rank}: {error}") from None
+        if elsewhere and self._lasting:
+            reason = no_tiers_below(f"rank {report.rank} elsewhere ({report.place})")
+            raise UnsupportedError(f"{self._lasting}: {reason}")
+
+    def _require_terms(self, report: Report) -> None:
+        for name in {**self._terms, **report.terms}:
+            expected, found = (each.get(name, "nothing") for each in (self._terms, report.terms))
+            if expected != found:
+                raise UnsupportedError(
+                    f"rank {report.rank} ({report.place}): {name}: expected {expected} as vLLM's "
+                    f"scheduler has it, found {found}: give all nodes the same packages and the "
+                    "same --kv-transfer-config"
+                )
 
     def _compare(self) -> bool:
         found = {rank: Geometry.from_json(report.geometry) for rank, report in self.reports.items()}
@@ -109,5 +169,5 @@ def _invisible(rank: int, found: str) -> UnsupportedError:
     return UnsupportedError(
         f"rank {rank}: expected its host memory to be visible to vLLM's scheduler, found {found}: "
         "run an engine's scheduler and workers in one container and as one user (containers of one "
-        "pod: with a shared process namespace)"
+        "pod: with a shared process namespace), or give each container a --node-rank of its own"
     )

@@ -1,38 +1,9 @@
-"""Tells whether the halves of a connector run on one machine, and in one process."""
+"""Tells whether the halves of a connector run in one process."""
 
 import weakref
-from functools import cache
-from pathlib import Path
 from typing import Protocol
 
-from hybrid_pages.vllm.config.support import UnsupportedError
 from hybrid_pages.vllm.messages import Report, StepMetadata, WorkerMetadata
-
-
-@cache
-def boot_id() -> str:
-    """An id of this machine until it boots again; empty if the system has none.
-
-    Source: ``/proc/sys/kernel/random/boot_id``, see ``proc(5)``. Containers of a machine share it.
-    """
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-def require_machine(what: str, expected: str, found: str) -> None:
-    """Rejects two processes on different machines.
-
-    Raises:
-        UnsupportedError: names both boot ids.
-    """
-    if expected != found:
-        raise UnsupportedError(
-            f"{what}: expected scheduler and workers on one machine, whose memory they share, "
-            f"found boot ids {expected or 'unknown'} and {found or 'unknown'}: place the engine on "
-            "one machine (with Ray: one node that has a GPU per rank)"
-        )
 
 
 class StoresEnder(Protocol):

@@ -5,7 +5,7 @@ Nothing is published before every rank has reported the same plan and equal tens
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hybrid_pages import Arena, Cache, Disk, Geometry, Mooncake, Remote
@@ -18,6 +18,7 @@ from hybrid_pages.vllm.messages import Report
 from hybrid_pages.vllm.metrics import Figures
 from hybrid_pages.vllm.processes.agreement import Agreement
 from hybrid_pages.vllm.processes.engine_cores import ONLY_ONE, EngineCores
+from hybrid_pages.vllm.processes.nodes import Nodes, terms
 from hybrid_pages.vllm.scheduler.checkpoints import Checkpoints
 from hybrid_pages.vllm.scheduler.events import EventGroup, Events
 from hybrid_pages.vllm.scheduler.loads.load import Loads
@@ -53,6 +54,8 @@ class EngineFacts:
     """Whether this engine loads, by its ``kv_role``."""
     cores: EngineCores = ONLY_ONE
     """The engine cores, of which this is one."""
+    nodes: Nodes = field(default_factory=Nodes)
+    """The nodes of this engine core."""
     event_groups: Sequence[EventGroup] | None = None
     """All KV cache groups, if the engine publishes KV events."""
     pins: bool = False
@@ -83,7 +86,8 @@ class Connection:
     geometry: Geometry
     slots: Slots
     arena: Arena | None = None
-    """The planes of all ranks, from the time when all have reported."""
+    """The planes of all ranks, from the time when all have reported; None if they are on several
+    nodes."""
     cache: Cache
     namespaces: TenantNamespaces
     checkpoints: Checkpoints
@@ -93,11 +97,19 @@ class Connection:
     def __init__(
         self, settings: Settings, engine: EngineFacts, closed: Callable[[Exception], None]
     ) -> None:
+        self.agreement = Agreement(
+            engine.ranks,
+            engine.plan,
+            nodes=engine.nodes,
+            terms=terms(settings),
+            lasting=settings.lasting,
+        )
         self._mode = settings.checkpoint_mode
         """Which states the engines that share them make, whether or not this one stores."""
         if not engine.stores:  # no step has to end for a checkpoint
             settings = dataclasses.replace(settings, checkpoint_mode="none", checkpoint_interval=0)
         self.settings, self.cores, self.model = settings, engine.cores, engine.model
+        self.nodes = engine.nodes
         self.grid, self.ranks = engine.grid, engine.ranks
         self.disk: Disk | None = None
         self.remote: Remote | Mooncake | None = None
@@ -121,7 +133,6 @@ class Connection:
         self.connected = self.stopped = False
         self.serving = False
         """Whether there is a cache and, as far as known, the workers match the plan."""
-        self.agreement = Agreement(engine.ranks, engine.plan)
         self.manager: KVCacheManager | None = None
         self.pool: BlockPool | None = None
         if engine.plan is not None:
@@ -131,7 +142,7 @@ class Connection:
 
     def _connect(self, plan: Geometry) -> None:
         self.geometry = plan
-        self.slots = Slots.of(self.settings.host_gb, plan)
+        self.slots = Slots.of(self.settings.host_gb, plan, nodes=self.nodes.count)
         settings, cores = self.settings, self.cores
         share = settings.tiers.disk(lane=cores.index, lanes=max(1, cores.here))
         if share is not None:
@@ -209,7 +220,8 @@ class Connection:
         Raises:
             BudgetError: ``host_gb`` cannot hold one entry of each kind.
             GeometryError: a rank's plan differs from the scheduler's, or its tensors from rank 0's.
-            UnsupportedError: a rank on another machine, or whose plane can't be opened here.
+            UnsupportedError: a rank on a node where it cannot be, with other versions or settings,
+                or whose plane can't be opened here.
         """
         reports = list(reports)
         agreed = self.agreement.take(reports)
@@ -223,7 +235,8 @@ class Connection:
                 self.ranks,
                 self.geometry.fingerprint.hex()[:12],
             )
-            self._connect_tiers(self.arena)
+            if self.arena is not None:
+                self._connect_tiers(self.arena)
             self.loads.alone = self.agreement.alone
             self._allow_tails()
         self.got_ready({report.rank: report.ready for report in reports}, {})
@@ -302,6 +315,7 @@ class Connection:
             self.slots,
             self.grid,
             cores=self.cores,
+            nodes=self.nodes,
             host_gb=self.settings.host_gb,
         )
 

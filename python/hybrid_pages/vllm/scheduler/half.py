@@ -102,7 +102,8 @@ class SchedulerHalf:
         Raises:
             BudgetError: ``host_gb`` cannot hold one entry of each kind.
             GeometryError: a rank's plan differs from the scheduler's, or its tensors from rank 0's.
-            UnsupportedError: a rank on another machine, or whose plane can't be opened here.
+            UnsupportedError: a rank on a node where it cannot be, with other versions or settings,
+                or whose plane can't be opened here.
         """
         self.connection.confirm(reports)
 

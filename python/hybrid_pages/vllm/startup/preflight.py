@@ -22,6 +22,7 @@ from hybrid_pages.vllm.config.support import (
     require_version,
 )
 from hybrid_pages.vllm.processes.engine_cores import EngineCores
+from hybrid_pages.vllm.processes.nodes import Nodes, require_nodes, require_one_budget
 from hybrid_pages.vllm.startup.advice import warn_of_siblings
 
 if TYPE_CHECKING:
@@ -48,11 +49,14 @@ def check(config: "VllmConfig", connector: str) -> None:
         RemoteError: the client of a store cannot be made.
         UnsupportedError: the version of vLLM or one of its features is not supported.
     """
+    if config.kv_transfer_config is None:
+        return
     host_gb, huge_gb, cores = 0.0, 0.0, EngineCores.started_by(config.parallel_config)
-    if config.kv_transfer_config is not None:
-        given = list(versions.extra_configs(config.kv_transfer_config, connector))
-        for extra in given:
-            fix_budget(extra, cores.here * len(given))
+    nodes = Nodes.of(config.parallel_config)
+    given = list(versions.extra_configs(config.kv_transfer_config, connector))
+    for extra in given:
+        require_one_budget(extra.get("host_gb"), nodes)
+        fix_budget(extra, cores.here * len(given))
     for transfer in _ours(config.kv_transfer_config, connector):
         require_version(versions.installed())
         require_reads()
@@ -61,14 +65,15 @@ def check(config: "VllmConfig", connector: str) -> None:
         if settings.huge_pages:  # they are reserved already, and not part of the free memory
             huge_gb += settings.host_gb
             ranks = config.parallel_config.tensor_parallel_size
-            require_huge_pages(huge_gb, ranks, cores.here)
+            require_huge_pages(huge_gb, ranks, cores.here, nodes=nodes.count)
         else:
             host_gb += settings.host_gb
-            require_memory(host_gb, cores.here)
+            require_memory(host_gb, cores.here, nodes=nodes.count)
         beside = _without_hybrid_manager(config.kv_transfer_config)
         recurrent = config.model_config.is_hybrid
         require_config(config, recurrent=recurrent, transfer=transfer, beside=beside)
         _require_caches(config)
+        require_nodes(nodes, settings)
         settings.tiers.require_places(writes=transfer.is_kv_producer)
         require_trace_dir(settings.trace_dir)
         if settings.lasting:

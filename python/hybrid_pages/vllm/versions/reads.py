@@ -48,9 +48,9 @@ READS: dict[str, str] = {
         "_api_process_count _api_process_rank "
         "data_parallel_index data_parallel_size data_parallel_size_local "
         "decode_context_parallel_size distributed_executor_backend enable_elastic_ep "
-        "enable_expert_parallel nnodes "
+        "enable_expert_parallel nnodes_within_dp node_rank_within_dp "
         "pipeline_parallel_size prefill_context_parallel_size rank tensor_parallel_size "
-        "use_ubatching"
+        "use_ubatching world_size"
     ),
     "vllm.config.SchedulerConfig": (
         "async_scheduling disable_hybrid_kv_cache_manager enable_chunked_prefill "

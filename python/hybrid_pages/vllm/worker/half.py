@@ -4,6 +4,7 @@ The scheduler half decides: every job names slots and blocks. A failed job is re
 reason, and the engine goes on.
 """
 
+import uuid
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -43,7 +44,8 @@ from hybrid_pages.vllm.messages import (
     WorkerMetadata,
     packed,
 )
-from hybrid_pages.vllm.processes.colocation import boot_id, note_worker
+from hybrid_pages.vllm.processes.colocation import note_worker
+from hybrid_pages.vllm.processes.nodes import Nodes, terms
 from hybrid_pages.vllm.versions import logger
 from hybrid_pages.vllm.worker import copy_engine
 from hybrid_pages.vllm.worker.faults import Plant
@@ -90,6 +92,9 @@ class WorkerHalf:
         self.alone = alone
         self.settings, self._config, self._kv_cache_config = settings, config, kv_cache_config
         self.rank: int = config.parallel_config.rank
+        self._nodes = Nodes.of(config.parallel_config)
+        self._made = uuid.uuid4().hex
+        """The name of this rank's plane, which is kept until the end."""
         # The ranks of a mixture of experts wait for each other's steps.
         self._waits = config.parallel_config.data_parallel_size == 1
         self.plan = planned_geometry(config, kv_cache_config)
@@ -150,8 +155,11 @@ class WorkerHalf:
             self.rank,
             self.plan.to_json(),
             self.geometry.to_json(),
-            boot_id(),
+            self._nodes.place,
             self._arena.path,
+            self._made,
+            (self._arena.slots, self._arena.slot_bytes),
+            terms(self.settings),
             self.alone,
             whole_only(self.geometry, self._maps),
         )
@@ -195,7 +203,7 @@ class WorkerHalf:
 
     def _slots(self, plan: Geometry) -> Slots:
         """The slots of the budget, if this machine has the memory for this rank's part."""
-        slots = Slots.of(self.settings.host_gb, plan)
+        slots = Slots.of(self.settings.host_gb, plan, nodes=self._nodes.count)
         if not self.settings.huge_pages:
             require_memory(self.settings.host_gb / plan.ranks)
         return slots
