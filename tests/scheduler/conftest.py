@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterator
 from functools import partial
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import vllm_environment  # noqa: F401 - before vLLM
@@ -17,6 +20,7 @@ import vllm
 from vllm.config.logging import LoggingConfig
 from vllm.logger import configure_logging_if_needed
 
+from hybrid_pages.adapter import admission
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.worker import copy_engine
 from simulation.copies import Copies, Script
@@ -46,6 +50,19 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     script = Script()
     monkeypatch.setattr(copy_engine, "HostEngine", partial(Copies, script))
     return script
+
+
+@pytest.fixture
+def seconds_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the policy, each request arrives a second after the one before.
+
+    `reuse` learns how likely a use is at each age. In a flood that is over within milliseconds, the
+    oldest prompt has an age of which nothing was learned yet, so on a busy machine it may stay.
+    """
+    first = time.monotonic_ns()
+    seconds = count(1)
+    clock = SimpleNamespace(monotonic_ns=lambda: first + next(seconds) * 10**9)
+    monkeypatch.setattr(admission, "time", clock)
 
 
 @pytest.fixture

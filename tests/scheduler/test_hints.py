@@ -33,6 +33,7 @@ def flood(engine: Engine, count: int = 12, **more: Any) -> None:
         visit(engine, tokens(6 * N + 1, seed), **more)
 
 
+@pytest.mark.usefixtures("seconds_apart")
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("policy", ["reuse", "lru"])
 @pytest.mark.parametrize("name", ["gdn", "gdn-window", "attention-only"])

@@ -202,6 +202,7 @@ def test_events_tell_of_whole_blocks_alone(start: StartEngine, tmp_path: Path) -
     assert found["tail_tokens"] and not any(key.startswith("failures") for key in found)
 
 
+@pytest.mark.usefixtures("seconds_apart")
 def test_a_flood_of_one_tenant_does_not_push_the_end_of_another_s_answer_out(
     start: StartEngine,
 ) -> None:

@@ -35,6 +35,7 @@ def wanted(engine: Engine) -> dict[int, Any]:
     return engine.half._outlook._expected._wanted
 
 
+@pytest.mark.usefixtures("seconds_apart")
 def test_what_is_expected_is_brought_back_while_the_engine_does_nothing(
     start: Start,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,

@@ -27,6 +27,7 @@ def flood(engine: Engine, salt: str | None) -> None:
         visit(engine, tokens(6 * N + 1, seed), salt=salt)
 
 
+@pytest.mark.usefixtures("seconds_apart")
 @pytest.mark.parametrize(
     ("name", "policy"),
     [("gdn", "reuse"), ("gdn", "lru"), ("gdn-window", "reuse"), ("attention-only", "reuse")],
@@ -53,7 +54,7 @@ def test_a_flood_of_one_tenant_does_not_push_the_conversation_of_another_out(
         engine.check_idle()
         gauges = engine.connector.scheduler.stats()["gauges"]
         assert gauges["tenants"] == (2 if share < 1 else 0)
-    # Without a share some of it is lost; how much `reuse` keeps depends on the time that passed.
+    # Without a share some of it is lost.
     whole = {share: tokens // N for share, tokens in restored.items()}
     assert whole[1.0] < whole[0.5] == 4
 
