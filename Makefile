@@ -237,7 +237,7 @@ licences: ## Write THIRD-PARTY-LICENSES.txt, of the crates inside a wheel; after
 
 # ---- the benches: benches/README.md ----
 
-ENGINE_BENCHES := bench-engine bench-scheduler bench-disk bench-policies bench-gpu bench-resume
+ENGINE_BENCHES := bench-engine bench-scheduler bench-disk bench-policies bench-gpu bench-resume bench-real
 .PHONY: bench $(ENGINE_BENCHES) bench-index bench-remote bench-mlx bench-mooncake
 bench: ## Measure the Rust core and its tiers (criterion)
 	@cargo bench --locked --bench '*' -- $(BENCH_ARGS)
@@ -248,6 +248,7 @@ bench-scheduler: SCRIPT := scheduler_steps.py
 bench-disk: SCRIPT := disk_ttft.py
 bench-policies: SCRIPT := live_policies.py
 bench-gpu: SCRIPT := gpu_paging.py
+bench-real: SCRIPT := real_size.py
 bench-resume: SCRIPT := resume.py --vllm .cache/vllm-$(lastword $(VLLM_SOURCES))
 bench-resume: $(VLLM_STAMPS)
 $(ENGINE_BENCHES): .venv/.stamps/package

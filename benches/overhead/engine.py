@@ -195,14 +195,17 @@ class Engine:
         self._engine.engine_core.shutdown()
         return {}
 
-    def run(self, prompts: list[list[int]], decode: int) -> dict[str, Any]:
-        """Runs prompts sent at once to their ends, and then until nothing is in flight."""
+    def run(self, prompts: list[list[int]], decode: int, stored: bool = True) -> dict[str, Any]:
+        """Runs prompts sent at once to their ends, and then until nothing is in flight. stored:
+        whether hybrid-pages keeps anything of them."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
         params = SamplingParams(
             temperature=0, max_tokens=decode, ignore_eos=True, detokenize=False, logprobs=0
         )
+        if not stored:
+            params.extra_args = {"kv_transfer_params": {"hybrid_pages": {"store": False}}}
         self._probe.reset()
         ids = [self._next_id() for _ in prompts]
         first: dict[str, float] = {}

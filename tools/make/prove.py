@@ -93,6 +93,10 @@ PARTS = {
         [pytest(FULL, "tests/engine/test_trees.py")],
         {"HYBRID_PAGES_TREES": "16"},
     ),
+    "real": Part(
+        "the geometry of Qwen3.5-0.8B on a real engine, restored bit for bit",
+        [[FULL, "benches/real_size.py"]],
+    ),
     "kills": Part(
         "a process that is killed while it writes to a disk",
         [cargo("hybrid-pages-disk", "disk_crash", "kills", profile="")],
