@@ -39,6 +39,12 @@ class LayerMap:
         runs: Sequence[tuple[int, int]],
         tokens: Sequence[_TokenPart] | None = None,
     ) -> LayerMap: ...
+    @staticmethod
+    def elsewhere(*, group: int, layer: int) -> LayerMap:
+        """The map of a layer that is in the memory of another rank, as with pipeline stages: a
+        store writes zeros in the place of its bytes, and a load leaves them out. It has no runs.
+        """
+
     @property
     def group(self) -> int: ...
     @property

@@ -1,5 +1,6 @@
 //! The place of a layer's blocks in an engine's memory.
 
+use hybrid_pages::error::Error;
 use hybrid_pages::transfer::{ByteRun, LayerMap, Region, TokenDim, TokenPart};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -39,7 +40,12 @@ impl PyLayerMap {
                 length: length.0,
             })
         };
-        let runs = runs.iter().map(run).collect::<PyResult<_>>()?;
+        let runs: Vec<_> = runs.iter().map(run).collect::<PyResult<_>>()?;
+        if runs.is_empty() {
+            return Err(to_py(Error::geometry(
+                "runs: expected some, found none (for a layer that another rank has: LayerMap.elsewhere)",
+            )));
+        }
         let tokens = tokens.map(|parts| parts.iter().map(token_part).collect::<PyResult<_>>());
         let tokens = tokens.transpose()?;
         let (group, layer, block_stride) = (group.0, layer.0, block_stride.0);
@@ -51,6 +57,24 @@ impl PyLayerMap {
                 block_stride,
                 runs,
                 tokens,
+            },
+        })
+    }
+
+    #[staticmethod]
+    #[pyo3(signature = (*, group, layer))]
+    fn elsewhere(group: Whole, layer: Whole) -> PyResult<Self> {
+        let nowhere = std::ptr::NonNull::<u8>::dangling().as_ptr();
+        // SAFETY: a map without runs names no bytes, so nothing is read or written.
+        let region = unsafe { Region::new(nowhere, 1) }.map_err(to_py)?;
+        Ok(Self {
+            inner: LayerMap {
+                group: group.0,
+                layer: layer.0,
+                region,
+                block_stride: 0,
+                runs: Vec::new(),
+                tokens: None,
             },
         })
     }

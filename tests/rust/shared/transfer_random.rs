@@ -1,6 +1,7 @@
 //! Random layouts and entries, for the tests of transfers.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use hybrid_pages::geometry::Geometry;
@@ -23,12 +24,14 @@ pub struct Rank {
 
 impl Rank {
     /// Layers in runs of any split and order, with padding anywhere; groups overlaid from the
-    /// first byte on, or each layer in a place of its own, with strides and as many `blocks` as its group has.
+    /// first byte on, or each layer in a place of its own, with strides and as many `blocks` as its group has. Layers
+    /// that are `elsewhere`, by group and index, have no runs.
     pub fn random(
         dice: &mut Dice,
         geometry: &Geometry,
         blocks: &[usize],
         tokens: &Tokens,
+        elsewhere: &HashSet<(usize, usize)>,
         overlaid: bool,
         memory: impl Fn(Vec<u8>) -> Memory,
     ) -> Self {
@@ -72,8 +75,14 @@ impl Rank {
                 layer,
                 region,
                 block_stride: strides[group],
-                runs,
-                tokens: tokens.of(group, layer),
+                runs: if elsewhere.contains(&(group, layer)) {
+                    Vec::new()
+                } else {
+                    runs
+                },
+                tokens: tokens
+                    .of(group, layer)
+                    .filter(|_| !elsewhere.contains(&(group, layer))),
             });
             bases.push(base);
             base += if overlaid { 0 } else { sizes[group] };
@@ -94,7 +103,8 @@ impl Rank {
         TransferLayout::new(Arc::clone(geometry), rank, blocks, &self.maps).unwrap()
     }
 
-    /// Where each byte of this rank's shard of an entry lies in the memory, if its block is not left out.
+    /// Where each byte of this rank's shard of an entry lies in the memory, if its layer is here and its block is not
+    /// left out.
     pub fn places(
         &self,
         geometry: &Geometry,
@@ -109,6 +119,10 @@ impl Rank {
                 .zip(&self.bases)
                 .filter(|(m, _)| m.group == group)
             {
+                if map.runs.is_empty() {
+                    let layer = &geometry.groups()[group].layers()[map.layer];
+                    places.resize(places.len() + layer.bytes(), None);
+                }
                 for run in &map.runs {
                     let start = block.map(|block| base + block * map.block_stride + run.offset);
                     places.extend((0..run.length).map(|byte| Some(start? + byte)));
@@ -253,6 +267,23 @@ fn random_blocks(
         .collect()
 }
 
+/// Of each rank, the layers that it does not have. Mostly none, else any number, all of them included.
+fn random_split(
+    dice: &mut Dice,
+    geometry: &Geometry,
+    ranks: usize,
+) -> Vec<HashSet<(usize, usize)>> {
+    let groups = geometry.groups().iter().enumerate();
+    let layers = groups.flat_map(|(group, of)| (0..of.layers().len()).map(move |i| (group, i)));
+    let layers: Vec<_> = layers.collect();
+    let mut of_rank = || {
+        let missing = dice.roll(4).saturating_sub(1);
+        let of_all = layers.iter().copied();
+        of_all.filter(|_| dice.roll(3) < missing).collect()
+    };
+    (0..ranks).map(|_| of_rank()).collect()
+}
+
 pub fn contents(arena: &Arena) -> Vec<u8> {
     (0..arena.slots() as u32)
         .flat_map(|slot| arena.read(SlotId(slot)).unwrap())
@@ -304,6 +335,7 @@ pub fn check<E: Engine>(
     let mut entries = random_entries(&mut dice, &geometry, &arena, &classes);
     place(&mut dice, &geometry, &blocks, case.overlaid, &mut entries);
     cut_short(&mut dice, &geometry, &tokens, &mut entries);
+    let elsewhere = random_split(&mut dice, &geometry, case.ranks);
     let in_arena = |entry: &EntryCopy, rank: usize, index: usize| {
         let part = case.rank_slot_bytes;
         entry.slots[index / part].0 as usize * slot_bytes + rank * part + index % part
@@ -323,6 +355,7 @@ pub fn check<E: Engine>(
             &geometry,
             &blocks,
             &tokens,
+            &elsewhere[rank],
             case.overlaid,
             memory,
         );
@@ -339,12 +372,10 @@ pub fn check<E: Engine>(
                 Some(_) => tokens.of_bytes(&geometry, entry.class),
                 None => vec![0; places.len()],
             };
-            for (index, place) in places
-                .iter()
-                .enumerate()
-                .filter(|(i, _)| of_bytes[*i] < left)
-            {
-                shard[index] = before[place.unwrap()];
+            let here = places.iter().enumerate();
+            let here = here.filter_map(|(index, place)| Some((index, (*place)?)));
+            for (index, place) in here.filter(|(index, _)| of_bytes[*index] < left) {
+                shard[index] = before[place];
                 moved += 1;
             }
             for (index, byte) in shard.iter().enumerate() {
@@ -368,6 +399,7 @@ pub fn check<E: Engine>(
             &geometry,
             &blocks,
             &tokens,
+            &elsewhere[rank],
             case.overlaid,
             memory,
         );

@@ -28,7 +28,6 @@ pub(super) struct EngineBlock {
     pub(super) group: usize,
     /// How many tokens of a page lie before it.
     pub(super) tokens_before: usize,
-    pub(super) bytes: usize,
 }
 
 impl TransferLayout {
@@ -119,19 +118,15 @@ impl TransferLayout {
         groups.flat_map(|&index| {
             let group = &self.geometry.groups()[index];
             let blocks = group.blocks_per_entry();
-            let (each, bytes) = (
-                self.geometry.block_tokens() / blocks,
-                group.bytes() / blocks,
-            );
+            let each = self.geometry.block_tokens() / blocks;
             (0..blocks).map(move |block| EngineBlock {
                 group: index,
                 tokens_before: block * each,
-                bytes,
             })
         })
     }
 
-    /// The bytes of a class, in payload order.
+    /// The bytes of a class, in payload order, without those of layers that are not here.
     #[must_use]
     pub fn spans(&self, class: usize) -> &[Span] {
         &self.spans[class]
@@ -160,7 +155,9 @@ impl TransferLayout {
         for &group in &class.groups {
             let layers = self.geometry.groups()[group].layers().iter();
             let mut layers = layers.zip(&self.maps[group]);
-            if let Some((layer, _)) = layers.find(|(_, map)| map.tokens.is_none()) {
+            if let Some((layer, _)) =
+                layers.find(|(_, map)| map.tokens.is_none() && !map.runs.is_empty())
+            {
                 return Err(Error::InvalidArgument(format!(
                     "tokens: expected a layer map of '{}' that says where tokens lie, found one that does not, so \
                      its pages can only be stored whole",

@@ -118,13 +118,12 @@ impl Plan {
     /// The number of bytes that the plan moves. It must be a plan of this layout.
     #[must_use]
     pub fn bytes(&self, layout: &TransferLayout) -> usize {
-        let of_entry = |(index, entry): (usize, &EntryCopy)| match self.part(index) {
-            Some(spans) => spans.iter().map(|span| span.length).sum(),
-            None => {
-                let blocks = layout.blocks(entry.class).zip(&entry.blocks);
-                let moved = blocks.filter(|(_, id)| id.is_some());
-                moved.map(|(block, _)| block.bytes).sum::<usize>()
-            }
+        let of_entry = |(index, entry): (usize, &EntryCopy)| {
+            let spans = self.part(index).unwrap_or(layout.spans(entry.class));
+            let moved = spans
+                .iter()
+                .filter(|span| entry.blocks[span.block].is_some());
+            moved.map(|span| span.length).sum::<usize>()
         };
         self.entries.iter().enumerate().map(of_entry).sum()
     }

@@ -66,8 +66,8 @@ pub(super) fn spans(
         let each = geometry.block_tokens() / blocks;
         for index in 0..blocks {
             let tokens = tokens.map(|all| all.saturating_sub(index * each).min(each));
-            for map in &maps[group] {
-                let bytes = map.runs.iter().map(|run| run.length).sum();
+            for (map, layer) in maps[group].iter().zip(geometry.groups()[group].layers()) {
+                let bytes = layer.bytes();
                 let ranges = match (tokens, &map.tokens) {
                     (None, _) => iter::once(0..bytes).collect(),
                     (Some(tokens), Some(parts)) => tokens::real(parts, tokens),
