@@ -1,6 +1,6 @@
 """One engine in vLLM's default multi-process mode: cold, local hit, restored. Prints one JSON line.
 
-usage: serve_once.py MODEL TENSOR_PARALLEL_SIZE LENGTH ...
+usage: serve_once.py MODEL TENSOR_RANKS[xSTAGES] LENGTH ...
 """
 
 import json
@@ -10,7 +10,18 @@ from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
 
-def main(model: str, ranks: int, lengths: list[int]) -> None:
+class StageBuffers:
+    """Makes the buffers between pipeline stages, as vLLM does when it warms up a model. On a CPU it
+    does so only if it compiles the model, too."""
+
+    def make_stage_buffers(self) -> None:
+        runner = self.model_runner
+        runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+            batch_size=runner.max_num_tokens, dtype=runner.dtype, device=runner.device
+        )
+
+
+def main(model: str, ranks: int, stages: int, lengths: list[int]) -> None:
     llm = LLM(
         model=model,
         skip_tokenizer_init=True,
@@ -20,6 +31,8 @@ def main(model: str, ranks: int, lengths: list[int]) -> None:
         max_num_batched_tokens=1000,
         kv_cache_memory_bytes=64 << 20,
         tensor_parallel_size=ranks,
+        pipeline_parallel_size=stages,
+        worker_extension_cls="serve_once.StageBuffers",
         disable_log_stats=False,
         kv_transfer_config={
             "kv_connector": "HybridPagesConnector",
@@ -27,6 +40,8 @@ def main(model: str, ranks: int, lengths: list[int]) -> None:
             "kv_connector_extra_config": {"host_gb": 0.1, "verify_on_load": True},
         },
     )
+    if stages > 1:
+        llm.collective_rpc("make_stage_buffers")
     prompts = [
         [3 + (seed + i * i) % 500 for i in range(length)] for seed, length in enumerate(lengths)
     ]
@@ -68,4 +83,5 @@ def main(model: str, ranks: int, lengths: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), [int(length) for length in sys.argv[3:]])
+    ranks, _, stages = sys.argv[2].partition("x")
+    main(sys.argv[1], int(ranks), int(stages or 1), [int(length) for length in sys.argv[3:]])

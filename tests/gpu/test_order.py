@@ -166,12 +166,10 @@ def test_a_transfer_on_a_stream_that_captures_is_refused_and_the_capture_goes_on
 def test_a_store_reads_a_copy_that_was_made_before_the_state_was_overwritten(torch, machine):
     from hybrid_pages.vllm.worker.states import StateCopies
 
-    layers = [Layer("state", [Segment("state", "uint8", [NBYTES])])]
-    geometry = Geometry(block_tokens=16, groups=[Group("recurrent", layers)], identity={})
     machine.busy(torch)
     with torch.cuda.stream(machine.compute):
         machine.cache[1].fill_(7)
-        StateCopies(geometry, {"state": machine.cache}).run([(0, 1, 3)])
+        StateCopies([[machine.cache]]).run([(0, 1, 3)])
         machine.cache[1].fill_(8)
         machine.engine.fence(machine.stream)
     finish(machine.engine, machine.engine.store([(0, [0], [3])], fenced=True))

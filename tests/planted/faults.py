@@ -316,10 +316,10 @@ CONNECTOR = [
         "test_counts.py::test_a_preempted_request_counts_once",
     ),
     _scheduler(
-        "pipeline parallelism is not refused",
-        "            parallel.pipeline_parallel_size != 1,\n",
+        "drafts are not refused with pipeline stages",
+        "            stages != 1,\n",
         "            False,\n",
-        "test_refusals.py::test_a_configuration_not_shown_to_work_is_refused",
+        "test_refusals.py::test_pipeline_stages_are_refused_with_drafts_alone",
     ),
     _scheduler(
         "any number of drafts is accepted",

@@ -77,7 +77,13 @@ def test_a_plain_configuration_is_accepted() -> None:
         ({"kv_transfer_config__enable_permute_local_kv": True}, "enable_permute_local_kv"),
         ({"speculative_config": speculation(method="suffix")}, "draft_model, found 'suffix'"),
         ({"speculative_config": speculation(num_speculative_tokens=None)}, "1 to 7, found None"),
-        ({"parallel_config__pipeline_parallel_size": 2}, "pipeline_parallel_size: expected 1"),
+        (
+            {
+                "parallel_config__pipeline_parallel_size": 2,
+                "speculative_config": speculation("ngram"),
+            },
+            "found drafts and pipeline_parallel_size 2",
+        ),
         ({"parallel_config__prefill_context_parallel_size": 2}, "prefill_context_parallel_size"),
         ({"parallel_config__decode_context_parallel_size": 2}, "decode_context_parallel_size"),
         ({"parallel_config__enable_elastic_ep": True}, "enable_elastic_ep"),

@@ -313,7 +313,7 @@ def test_an_engine_that_speculates_restores_beside_another_connector(
 
 def test_reports_are_waited_for_no_longer_than_they_may_come() -> None:
     nothing: Any = None
-    blocks = InvalidBlocks(nothing, nothing)
+    blocks = InvalidBlocks(nothing, nothing, 1)
     blocks.expect()
     blocks.ended("a", ())
     for _ in range(versions.STEPS_IN_FLIGHT):

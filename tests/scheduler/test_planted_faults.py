@@ -65,7 +65,11 @@ def test_windows_are_swapped_where_there_is_no_other_page():
 
 def test_restored_states_are_zeroed_in_all_their_blocks_and_nothing_else():
     kv_caches = caches()
-    Plant("zero-state").zero(LoadJob("q", [PAGES[0], STATE]), GEOMETRY, kv_caches)
+    tensors = [
+        [kv_caches[layer.name] for layer in group.layers if layer.name in kv_caches]
+        for group in GEOMETRY.groups
+    ]
+    Plant("zero-state").zero(LoadJob("q", [PAGES[0], STATE]), GEOMETRY, tensors)
     zeroed = {
         name: [block for block in range(32) if not tensor[block].any()]
         for name, tensor in kv_caches.items()
@@ -76,6 +80,6 @@ def test_restored_states_are_zeroed_in_all_their_blocks_and_nothing_else():
 
 def test_each_kind_does_its_own_harm_alone():
     kv_caches, job = caches(), LoadJob("q", [PAGES[0], STATE, PAGES[1]])
-    Plant("swap-pages").zero(job, GEOMETRY, kv_caches)
+    Plant("swap-pages").zero(job, GEOMETRY, [list(kv_caches.values())])
     assert all(tensor.all() for tensor in kv_caches.values())
     assert Plant("zero-state").swapped(job, GEOMETRY) == job

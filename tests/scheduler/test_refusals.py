@@ -102,7 +102,6 @@ def change(path: str, value: Any) -> Callable[[VllmConfig], None]:
             speculation(num_speculative_tokens_per_batch_size=[(1, 4, 3)]),
             "num_speculative_tokens_per_batch_size",
         ),
-        ("parallel_config.pipeline_parallel_size", 2, "pipeline_parallel_size"),
         ("parallel_config.prefill_context_parallel_size", 2, "prefill_context_parallel_size"),
         ("parallel_config.decode_context_parallel_size", 2, "decode_context_parallel_size"),
         ("parallel_config.enable_elastic_ep", True, "enable_elastic_ep"),
@@ -152,7 +151,19 @@ def test_every_refused_feature_is_named_at_once() -> None:
     config, plan = configuration()
     change("speculative_config", speculation(method="suffix"))(config)
     change("parallel_config.pipeline_parallel_size", 4)(config)
-    with pytest.raises(UnsupportedError, match=r"(?s)pipeline_parallel_size.*found 4.*suffix"):
+    with pytest.raises(
+        UnsupportedError, match=r"(?s)drafts and pipeline_parallel_size 4.*found 'suffix'"
+    ):
+        HybridPagesConnector(config, KVConnectorRole.SCHEDULER, plan)
+
+
+@pytest.mark.parametrize("method", ["mtp", "ngram"])
+def test_pipeline_stages_are_refused_with_drafts_alone(method: str) -> None:
+    config, plan = configuration()
+    change("parallel_config.pipeline_parallel_size", 2)(config)
+    assert HybridPagesConnector(config, KVConnectorRole.SCHEDULER, plan)
+    change("speculative_config", speculation(method=method))(config)
+    with pytest.raises(UnsupportedError, match="speculative_config with pipeline stages"):
         HybridPagesConnector(config, KVConnectorRole.SCHEDULER, plan)
 
 

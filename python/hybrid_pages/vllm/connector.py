@@ -105,14 +105,14 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         self._cache_config = vllm_config.cache_config
         self._block_tokens = vllm_config.cache_config.block_size
         if role == KVConnectorRole.SCHEDULER:
-            ranks = vllm_config.parallel_config.tensor_parallel_size
+            stages, tensor_ranks = versions.world_of(vllm_config.parallel_config)
             publishes = versions.publishes_events(vllm_config)
             events = event_groups(kv_cache_config) if publishes else None
             plan = planned_geometry(vllm_config, kv_cache_config)
             advice.warn(vllm_config, settings, grid, plan)
             engine = EngineFacts(
                 grid,
-                ranks,
+                stages * tensor_ranks,
                 plan,
                 stores=transfer.is_kv_producer,
                 loads=transfer.is_kv_consumer,
@@ -123,6 +123,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
                 model=ModelFacts(vllm_config, settings.lasting) if settings.lasting else None,
                 ahead=versions.steps_ahead(vllm_config),
                 stores_in_steps=settings.stores_in_steps(pinned=versions.pins_memory()),
+                stages=stages,
             )
             self.scheduler = SchedulerHalf(settings, engine)
         else:
@@ -263,6 +264,12 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         if reports:
             self._scheduler().confirm(reports)
             self._scheduler().connection.agreement.require_all()
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """Takes the reports of all pipeline stages. Each names its own rank."""
+        self.set_xfer_handshake_metadata(dict(enumerate(metadata.values())))
 
     def on_new_request(self, request: "Request") -> None:
         """Notes a request, which may wait for its first lookup."""

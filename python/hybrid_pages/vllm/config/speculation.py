@@ -18,7 +18,14 @@ def rejected(config: "VllmConfig") -> list[str]:
     if found is None:
         return []
     methods, drafts = (*WITHOUT_LAYERS, *WITH_LAYERS), found.num_speculative_tokens
+    stages = config.parallel_config.pipeline_parallel_size
     checks = [
+        (
+            stages != 1,
+            "speculative_config with pipeline stages: expected one of both, found drafts and "
+            f"pipeline_parallel_size {stages} (all stages but the last save states before rejected "
+            "drafts are taken out of them: drop --speculative-config)",
+        ),
         (
             found.method not in methods,
             f"speculative_config.method: expected one of {', '.join(methods)}, found "

@@ -140,10 +140,6 @@ def _rejected(config: "VllmConfig", transfer: "KVTransferConfig") -> list[str]:
             "enable_permute_local_kv: expected false, found true",
         ),
         (
-            parallel.pipeline_parallel_size != 1,
-            f"pipeline_parallel_size: expected 1, found {parallel.pipeline_parallel_size}",
-        ),
-        (
             parallel.prefill_context_parallel_size != 1,
             "prefill_context_parallel_size: expected 1, found "
             f"{parallel.prefill_context_parallel_size}",
@@ -165,7 +161,10 @@ def _rejected(config: "VllmConfig", transfer: "KVTransferConfig") -> list[str]:
         ),
         (
             parallel.distributed_executor_backend == "external_launcher"
-            and parallel.tensor_parallel_size * parallel.data_parallel_size > 1,
+            and parallel.pipeline_parallel_size
+            * parallel.tensor_parallel_size
+            * parallel.data_parallel_size
+            > 1,
             "distributed_executor_backend: expected 'mp', 'ray' or none, found 'external_launcher' "
             "(there each rank has a scheduler of its own)",
         ),

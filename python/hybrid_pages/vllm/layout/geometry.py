@@ -18,6 +18,7 @@ from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.config.speculation import draft_layers
 from hybrid_pages.vllm.config.support import UnsupportedError
 from hybrid_pages.vllm.layout.grid import BlockGrid, EntryBlocks, all_specs, block_grid
+from hybrid_pages.vllm.layout.stages import Exchange, Stage, Stages
 from hybrid_pages.vllm.layout.tokens import TokenPart, token_parts
 
 if TYPE_CHECKING:
@@ -86,14 +87,29 @@ def require_groups(config: "KVCacheConfig") -> None:
                 )
 
 
-def planned_geometry(config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Geometry | None:
+def layers_here(config: "KVCacheConfig") -> list[list[str]]:
+    """The names of this worker's layers, by group of the geometry."""
+    grid = block_grid(config)
+    return [list(config.kv_cache_groups[blocks.table].layer_names) for blocks in grid.groups]
+
+
+def planned_geometry(
+    config: "VllmConfig", kv_cache_config: "KVCacheConfig", exchange: Exchange | None = None
+) -> Geometry | None:
     """The *planned geometry*: sizes of pages and checkpoints, from vLLM's plan without the tensors.
 
     The scheduler and the workers derive it separately, and the arena is made for it. The order of
     bytes inside a page is not in it: that is read from the tensors, see :func:`read_layout`.
 
+    Args:
+        config: the engine's configuration.
+        kv_cache_config: vLLM's plan, with the layers of this worker's pipeline stage. The
+            scheduler's has those of the first stage.
+        exchange: reaches the workers of all pipeline stages, which all have to plan.
+
     Returns:
-        None if the size of a layer is not known. For layers of one type and several sizes the
+        None if there are several pipeline stages and no ``exchange``, or if the size of a layer is
+        not known. For layers of one type and several sizes the
         scheduler's plan has only the spec of the first one
         (``generate_scheduler_kv_cache_config``). The size of a page then follows from its place in
         memory, unless pages are padded.
@@ -108,25 +124,28 @@ def planned_geometry(config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> 
         for tensor in kv_cache_config.kv_cache_tensors
         for name in tensor.layers
     }
-    groups = []
+    found: list[list[tuple[str, list[Segment] | None]]] = []
     for blocks in grid.groups:
-        group, layers = kv_cache_config.kv_cache_groups[blocks.table], []
-        for name in group.layer_names:
-            segments = _planned_segments(versions.layer_spec(group, name), strides.get(name, 0))
-            if segments is None:
-                return None
-            layers.append(Layer(name, segments))
-        groups.append(_group(group, layers, blocks))
-    return Geometry(
-        block_tokens=grid.block_tokens,
-        groups=groups,
-        ranks=config.parallel_config.tensor_parallel_size,
-        identity={
-            "model": str(config.model_config.model),
-            "read_from": "the plan",
-            "engine_block_tokens": _engine_blocks(grid),
-        },
-    )
+        group = kv_cache_config.kv_cache_groups[blocks.table]
+        found.append(
+            [
+                (name, _planned_segments(versions.layer_spec(group, name), strides.get(name, 0)))
+                for name in group.layer_names
+            ]
+        )
+    identity = {
+        "model": str(config.model_config.model),
+        "read_from": "the plan",
+        "engine_block_tokens": _engine_blocks(grid),
+    }
+    layers = [
+        [Layer(name, segments) for name, segments in group if segments is not None]
+        for group in found
+    ]
+    known = all(segments is not None for group in found for _, segments in group)
+    own = Stage(layers, identity) if known else None
+    stages = Stages.of(own, versions.world_of(config.parallel_config)[0], exchange)
+    return None if stages is None else _geometry(config, kv_cache_config, grid, stages)
 
 
 def require_sizes(plan: Geometry, found: Geometry) -> None:
@@ -149,6 +168,7 @@ def read_layout(
     kv_caches: Mapping[str, torch.Tensor],
     *,
     hash_block_size: int | None = None,
+    exchange: Exchange | None = None,
 ) -> tuple[Geometry, list[LayerMap]]:
     """The geometry of an engine and the places of its blocks in this process.
 
@@ -158,6 +178,7 @@ def read_layout(
         kv_caches: the registered tensors by layer name: attention ``[blocks, heads, tokens, K|V]``,
             possibly in kernel blocks; recurrent ``[blocks, 1, 1, bytes]`` of int8.
         hash_block_size: how many tokens a prefix hash covers, if the plan does not tell.
+        exchange: reaches the workers of all pipeline stages, which all have to read.
 
     Raises:
         GeometryError: a tensor does not match its spec; names the layer, expected and found.
@@ -170,34 +191,30 @@ def read_layout(
         for tensor in kv_cache_config.kv_cache_tensors
         for index, name in enumerate(tensor.layers)
     }
-    groups, maps, kernels = [], [], []
-    for group_index, blocks in enumerate(grid.groups):
-        group, layers = kv_cache_config.kv_cache_groups[blocks.table], []
-        for layer_index, name in enumerate(group.layer_names):
+    views: list[list[_LayerView]] = []
+    for blocks in grid.groups:
+        group = kv_cache_config.kv_cache_groups[blocks.table]
+        views.append([])
+        for name in group.layer_names:
             spec = versions.layer_spec(group, name)
             view = _LayerView.of(name, spec, kv_caches, kv_cache_config.num_blocks)
             view.require_placement(*placements.get(name, (None, 0)))
-            layers.append(Layer(name, view.segments()))
-            maps.append(
-                LayerMap(
-                    group=group_index,
-                    layer=layer_index,
-                    address=view.address,
-                    nbytes=view.region_bytes,
-                    block_stride=view.block_stride,
-                    runs=view.runs(),
-                    tokens=None if blocks.is_narrow else view.tokens(config),
-                )
-            )
-            kernels.append(view.kernel_tokens)
-        groups.append(_group(group, layers, blocks))
-    geometry = Geometry(
-        block_tokens=grid.block_tokens,
-        groups=groups,
-        ranks=config.parallel_config.tensor_parallel_size,
-        identity=_identity(config, kv_cache_config, grid, kernels),
-    )
-    return geometry, maps
+            views[-1].append(view)
+    kernels = [view.kernel_tokens for group in views for view in group]
+    layers = [[Layer(view.name, view.segments()) for view in group] for group in views]
+    own = Stage(layers, _identity(config, kv_cache_config, grid, kernels))
+    count, tensor_ranks = versions.world_of(config.parallel_config)
+    stage = config.parallel_config.rank // tensor_ranks if count > 1 else 0
+    stages = Stages.of(own, count, exchange)
+    if stages is None:
+        raise GeometryError(f"pipeline stages: expected {count} that read their tensors, found one")
+    maps = [
+        view.map(config, group, place, blocks)
+        for group, blocks in enumerate(grid.groups)
+        for view, place in zip(views[group], stages.places(stage, group), strict=True)
+    ]
+    geometry = _geometry(config, kv_cache_config, grid, stages)
+    return geometry, [*maps, *stages.elsewhere(stage)]
 
 
 def whole_only(geometry: Geometry, maps: Iterable[LayerMap]) -> str | None:
@@ -205,13 +222,29 @@ def whole_only(geometry: Geometry, maps: Iterable[LayerMap]) -> str | None:
     lies in them; None if there is none."""
     for each in maps:
         group = geometry.groups[each.group]
-        if group.kind != "recurrent" and each.tokens is None:
+        if group.kind != "recurrent" and each.runs and each.tokens is None:
             return group.layers[each.layer].name
     return None
 
 
+def _geometry(
+    config: "VllmConfig", kv_cache_config: "KVCacheConfig", grid: BlockGrid, stages: Stages
+) -> Geometry:
+    count, tensor_ranks = versions.world_of(config.parallel_config)
+    groups = [
+        _group(kv_cache_config.kv_cache_groups[blocks.table], stages.layers[index], blocks)
+        for index, blocks in enumerate(grid.groups)
+    ]
+    return Geometry(
+        block_tokens=grid.block_tokens,
+        groups=groups,
+        ranks=count * tensor_ranks,
+        identity=stages.identity,
+    )
+
+
 def _group(group: "KVCacheGroupSpec", layers: list[Layer], blocks: EntryBlocks) -> Group:
-    kind = versions.kind_of(versions.layer_spec(group, group.layer_names[0]))
+    kind = versions.kind_of(versions.group_spec(group))
     return Group(
         "attention" if kind is None else kind,
         layers,
@@ -385,6 +418,18 @@ class _LayerView:
         if placement is None:
             return None
         return token_parts(placement, self._sizes, self._order, self.tensor.element_size())
+
+    def map(self, config: "VllmConfig", group: int, layer: int, blocks: EntryBlocks) -> LayerMap:
+        """The places of this layer's blocks, as a layer of the geometry."""
+        return LayerMap(
+            group=group,
+            layer=layer,
+            address=self.address,
+            nbytes=self.region_bytes,
+            block_stride=self.block_stride,
+            runs=self.runs(),
+            tokens=None if blocks.is_narrow else self.tokens(config),
+        )
 
     def segments(self) -> list[Segment]:
         """The segments of a block of this layer, in the order of memory."""

@@ -200,7 +200,7 @@ def block_grid(config: "KVCacheConfig", hash_block_size: int | None = None) -> B
             the hashes do not divide the blocks.
     """
     groups = config.kv_cache_groups
-    specs = [versions.layer_spec(group, group.layer_names[0]) for group in groups]
+    specs = [versions.group_spec(group) for group in groups]
     kept = [(table, spec) for table, spec in enumerate(specs) if not versions.is_scratch(spec)]
     if not kept:
         raise UnsupportedError("KV cache groups: expected pages or states, found none")
@@ -262,9 +262,9 @@ def _entry_blocks(spec: "KVCacheSpec", table: int, n: int) -> EntryBlocks:
 
 
 def all_specs(config: "KVCacheConfig") -> "Iterable[KVCacheSpec]":
-    """vLLM's spec of each layer that is not left out."""
+    """vLLM's spec of each layer that is not left out, and of each group that has no layer here."""
     for group in config.kv_cache_groups:
-        for name in group.layer_names:
-            spec = versions.layer_spec(group, name)
+        here = [versions.layer_spec(group, name) for name in group.layer_names]
+        for spec in here or [versions.group_spec(group)]:
             if not versions.is_scratch(spec):
                 yield spec

@@ -18,11 +18,12 @@ class Agreement:
     """Compares the ranks' reports with the scheduler's plan and with each other.
 
     Args:
-        ranks: number of tensor-parallel workers.
+        ranks: number of workers: pipeline stages times tensor ranks.
         plan: the scheduler's planned geometry; None if only the workers know it.
         nodes: of the engine.
         terms: versions and settings that all ranks must have in common.
         lasting: the setting by which there is a tier below the host; empty if there is none.
+        stages: number of pipeline stages.
     """
 
     def __init__(
@@ -33,8 +34,9 @@ class Agreement:
         nodes: Nodes,
         terms: Mapping[str, str],
         lasting: str = "",
+        stages: int = 1,
     ) -> None:
-        self.ranks, self.plan = ranks, plan
+        self.ranks, self.plan, self.stages = ranks, plan, stages
         self._nodes, self._terms, self._lasting = nodes, terms, lasting
         self.reports: dict[int, Report] = {}
         """The last report of each rank."""
@@ -65,6 +67,7 @@ class Agreement:
         """
         news = [report for report in reports if report != self.reports.get(report.rank)]
         for report in news:
+            name = self.name(report.rank)
             self._require_place(report)
             self._require_terms(report)
             if not 0 <= report.rank < self.ranks:
@@ -73,18 +76,23 @@ class Agreement:
             if self.plan is None:
                 self.plan = plan
             elif difference := self.plan.difference(plan):
-                raise GeometryError(
-                    f"rank {report.rank} plans another cache than the scheduler: {difference}"
-                )
+                raise GeometryError(f"{name} plans another cache than the scheduler: {difference}")
             before = self.reports.get(report.rank, report)
             if before.made != report.made:
                 raise GeometryError(
-                    f"rank {report.rank}: expected its plane of the arena at {before.plane} "
+                    f"{name}: expected its plane of the arena at {before.plane} "
                     f"({before.place}), found another one at {report.plane} ({report.place}): what "
                     "was stored is gone"
                 )
             self.reports[report.rank] = report
         return bool(news) and self._compare()
+
+    def name(self, rank: int) -> str:
+        """A rank for messages: with several pipeline stages, with its stage and its tensor rank."""
+        if self.stages == 1:
+            return f"rank {rank}"
+        stage, tensor_rank = divmod(rank, self.ranks // self.stages)
+        return f"rank {rank} (pipeline stage {stage}, tensor rank {tensor_rank})"
 
     def require_all(self) -> None:
         """Rejects an engine of which some rank has not reported.
@@ -119,9 +127,9 @@ class Agreement:
             count, slot_bytes = report.slots
             if (count, slot_bytes) != (slots.count, slots.slot_bytes):
                 raise UnsupportedError(
-                    f"rank {rank} ({report.place}): expected a plane of {slots.count} slots of "
-                    f"{slots.slot_bytes} bytes, found {count} of {slot_bytes}: give scheduler and "
-                    "workers, on each node, the same host_gb, as a number"
+                    f"{self.name(rank)} ({report.place}): expected a plane of {slots.count} slots "
+                    f"of {slots.slot_bytes} bytes, found {count} of {slot_bytes}: give scheduler "
+                    "and workers, on each node, the same host_gb, as a number"
                 )
         return Arena.open(here, self.plan) if len(here) == self.ranks else None
 
@@ -129,18 +137,18 @@ class Agreement:
         try:
             plane = Arena.open(report.plane, plan)
         except HybridPagesError as error:
-            raise _invisible(report.rank, str(error)) from error
+            raise _invisible(self.name(report.rank), str(error)) from error
         if plane.ranks != [report.rank]:  # in another container the path is another process's
             found = f"the plane of rank {plane.ranks[0]} at {report.plane}"
-            raise _invisible(report.rank, found)
+            raise _invisible(self.name(report.rank), found)
 
     def _require_place(self, report: Report) -> None:
         try:
             elsewhere = self._nodes.is_elsewhere(report.place)
         except UnsupportedError as error:
-            raise UnsupportedError(f"rank {report.rank}: {error}") from None
+            raise UnsupportedError(f"{self.name(report.rank)}: {error}") from None
         if elsewhere and self._lasting:
-            reason = no_tiers_below(f"rank {report.rank} elsewhere ({report.place})")
+            reason = no_tiers_below(f"{self.name(report.rank)} elsewhere ({report.place})")
             raise UnsupportedError(f"{self._lasting}: {reason}")
 
     def _require_terms(self, report: Report) -> None:
@@ -148,9 +156,9 @@ class Agreement:
             expected, found = (each.get(name, "nothing") for each in (self._terms, report.terms))
             if expected != found:
                 raise UnsupportedError(
-                    f"rank {report.rank} ({report.place}): {name}: expected {expected} as vLLM's "
-                    f"scheduler has it, found {found}: give all nodes the same packages and the "
-                    "same --kv-transfer-config"
+                    f"{self.name(report.rank)} ({report.place}): {name}: expected {expected} as "
+                    f"vLLM's scheduler has it, found {found}: give all nodes the same packages and "
+                    "the same --kv-transfer-config"
                 )
 
     def _compare(self) -> bool:
@@ -158,16 +166,18 @@ class Agreement:
         for rank, geometry in found.items():
             first = min(found)
             if difference := found[first].difference(geometry):
-                raise GeometryError(f"rank {rank} differs from rank {first}: {difference}")
+                raise GeometryError(
+                    f"{self.name(rank)} differs from {self.name(first)}: {difference}"
+                )
         if len(found) < self.ranks or self.geometry is not None:
             return False
         self.geometry = found[0]
         return True
 
 
-def _invisible(rank: int, found: str) -> UnsupportedError:
+def _invisible(rank: str, found: str) -> UnsupportedError:
     return UnsupportedError(
-        f"rank {rank}: expected its host memory to be visible to vLLM's scheduler, found {found}: "
+        f"{rank}: expected its host memory to be visible to vLLM's scheduler, found {found}: "
         "run an engine's scheduler and workers in one container and as one user (containers of one "
         "pod: with a shared process namespace), or give each container a --node-rank of its own"
     )

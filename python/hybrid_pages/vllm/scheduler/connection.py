@@ -45,7 +45,8 @@ class EngineFacts:
     grid: BlockGrid
     """How vLLM cuts sequences into blocks and hashes."""
     ranks: int
-    """Tensor-parallel workers; a boundary is published when all of them have copied."""
+    """Workers: pipeline stages times tensor ranks. An entry is published when all of them have
+    copied their shards."""
     plan: Geometry | None = None
     """The planned geometry; None if only the workers know it."""
     stores: bool = True
@@ -65,7 +66,9 @@ class EngineFacts:
     ahead: int = 1
     """Steps that the engine plans before it waits for the first of them."""
     stores_in_steps: bool = False
-    """Whether the stores of a step end before the next step begins."""
+    """Whether the stores of a step end before the worker begins the next one."""
+    stages: int = 1
+    """Pipeline stages."""
 
 
 class Connection:
@@ -103,6 +106,7 @@ class Connection:
             nodes=engine.nodes,
             terms=terms(settings),
             lasting=settings.lasting,
+            stages=engine.stages,
         )
         self._mode = settings.checkpoint_mode
         """Which states the engines that share them make, whether or not this one stores."""

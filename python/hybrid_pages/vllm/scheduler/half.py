@@ -71,7 +71,7 @@ class SchedulerHalf:
         if settings.lasting and engine.loads:
             self._early = Early(self._track_early, self._local, self.connection.figures)
         self._outlook = Outlook(self.connection)
-        self._invalid = InvalidBlocks(engine.grid, self.epochs)
+        self._invalid = InvalidBlocks(engine.grid, self.epochs, engine.ahead)
         self._steps = Steps(self.connection, self._requests, self.epochs, self._invalid)
         self._speculates = engine.grid.drafts > 0 and engine.stores
         self._figures_from = 0.0

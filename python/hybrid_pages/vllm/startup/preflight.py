@@ -64,7 +64,8 @@ def check(config: "VllmConfig", connector: str) -> None:
         settings = Settings.parse(transfer.kv_connector_extra_config)
         if settings.huge_pages:  # they are reserved already, and not part of the free memory
             huge_gb += settings.host_gb
-            ranks = config.parallel_config.tensor_parallel_size
+            stages, tensor_ranks = versions.world_of(config.parallel_config)
+            ranks = stages * tensor_ranks
             require_huge_pages(huge_gb, ranks, cores.here, nodes=nodes.count)
         else:
             host_gb += settings.host_gb

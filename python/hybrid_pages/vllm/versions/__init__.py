@@ -45,6 +45,7 @@ from hybrid_pages.vllm.versions.plan import (
     conv_state_layout,
     draft_slots,
     exports_states,
+    group_spec,
     hash_tokens,
     is_compressed,
     is_latent,
@@ -76,6 +77,7 @@ from hybrid_pages.vllm.versions.requests import (
     reloads_lora,
     token_at,
 )
+from hybrid_pages.vllm.versions.stages import of_all_stages, world_of
 from hybrid_pages.vllm.versions.starting import (
     check_configurations,
     children,
@@ -138,6 +140,7 @@ __all__ = [
     "forget_blocks",
     "fork_of",
     "free_at_once",
+    "group_spec",
     "hash_seed",
     "hash_tokens",
     "holds_blocks",
@@ -155,6 +158,7 @@ __all__ = [
     "missing",
     "note_engine_cores",
     "noted_engine_cores",
+    "of_all_stages",
     "offer_pages",
     "only_serves",
     "page_format",
@@ -178,4 +182,5 @@ __all__ = [
     "unpin",
     "window_tokens",
     "works_with_hybrid_manager",
+    "world_of",
 ]

@@ -10,7 +10,7 @@ what is offered to the connector has to depend on what it has.
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hybrid_pages.vllm.versions.plan import is_scratch, kind_of, layer_spec
+from hybrid_pages.vllm.versions.plan import group_spec, is_scratch, kind_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
@@ -50,7 +50,7 @@ def _pages(
     found, hits = coordinator.find_longest_cache_hit_per_group(request.block_hashes, longest)
     blocks: list[Sequence[KVCacheBlock]] = []
     for index, group in enumerate(manager.kv_cache_config.kv_cache_groups):
-        spec = layer_spec(group, group.layer_names[0])
+        spec = group_spec(group)
         if is_scratch(spec) or kind_of(spec) == "recurrent":
             blocks.append([])
         elif kind_of(spec) != "attention" or hits[index] < tokens:

@@ -18,6 +18,19 @@ def layer_spec(group: "KVCacheGroupSpec", layer: str) -> "KVCacheSpec":
     return spec.kv_cache_specs[layer] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
 
 
+def group_spec(group: "KVCacheGroupSpec") -> "KVCacheSpec":
+    """The spec of a group's first layer, or of one of another pipeline stage's layers if the group
+    has none here."""
+    from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
+
+    if group.layer_names:
+        return layer_spec(group, group.layer_names[0])
+    spec = group.kv_cache_spec
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        return next(iter(spec.kv_cache_specs.values()))
+    return spec
+
+
 def kind_of(spec: "KVCacheSpec") -> Kind | None:
     """The kind of a layer's cache; None for one that the connector does not know.
 
@@ -108,8 +121,9 @@ def hash_tokens(config: "KVCacheConfig") -> int | None:
 
 
 def steps_ahead(config: "VllmConfig") -> int:
-    """Steps that the engine plans before it waits for the first of them."""
-    return 2 if config.scheduler_config.async_scheduling else 1
+    """Steps that the engine plans before it waits for the first of them: one for each pipeline
+    stage, and one more if it schedules asynchronously."""
+    return int(config.max_concurrent_batches)
 
 
 def draft_slots(config: "VllmConfig") -> int:

@@ -18,8 +18,8 @@ READS: dict[str, str] = {
     "vllm.config.VllmConfig": (
         "additional_config attention_config cache_config compilation_config ec_transfer_config "
         "kv_events_config kv_transfer_config load_config lora_config mamba_config model_config "
-        "num_prefill_lookahead_tokens parallel_config scheduler_config speculative_config "
-        "use_v2_model_runner weight_transfer_config"
+        "max_concurrent_batches num_prefill_lookahead_tokens parallel_config scheduler_config "
+        "speculative_config use_v2_model_runner weight_transfer_config"
     ),
     "vllm.config.CompilationConfig": "static_forward_context",
     "vllm.config.LoadConfig": "download_dir load_format",
@@ -106,6 +106,8 @@ READS: dict[str, str] = {
         "num_prompt_tokens num_tokens prompt_embeds request_id session_id shared_prefix_boundary "
         "skip_reading_prefix_cache status"
     ),
+    "vllm.distributed.parallel_state": "get_pp_group",
+    "vllm.distributed.parallel_state.GroupCoordinator": "cpu_group",
     "vllm.multimodal.inputs.MultiModalFeatureSpec": "identifier mm_position",
     "vllm.multimodal.inputs.PlaceholderRange": "length offset",
     "vllm.v1.request.RequestStatus": "FINISHED_ABORTED FINISHED_ERROR",

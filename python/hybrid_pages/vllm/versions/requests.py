@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 STEPS_IN_FLIGHT = 2
 """Under asynchronous scheduling a step is planned before the one before it is reported: a step is
-reported by the second update after it was planned, if not by the first."""
+reported by the second update after it was planned, if not by the first. With pipeline stages it may
+take more updates, see :func:`~hybrid_pages.vllm.versions.plan.steps_ahead`."""
 
 
 def processed(request: "Request") -> int:

@@ -4,7 +4,7 @@ They show that `hybrid-pages verify` can fail. Only that command can turn them o
 :data:`~hybrid_pages.vllm.config.settings.PLANT_VARIABLE`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import torch
 
@@ -46,22 +46,25 @@ class Plant:
         logger.warning("hybrid-pages: PLANTED FAULT: pages swapped for request %s", job.request)
         return job._replace(entries=entries)
 
-    def zero(self, job: LoadJob, geometry: Geometry, kv_caches: Mapping[str, torch.Tensor]) -> None:
+    def zero(
+        self, job: LoadJob, geometry: Geometry, tensors: Sequence[Sequence[torch.Tensor]]
+    ) -> None:
         """Zeroes the restored states of a load that has ended, before the request goes on.
 
-        kv_caches: tensors by layer name, with blocks as the first dimension.
+        tensors: this rank's, by group of the geometry, with blocks as the first dimension.
         """
         if self._kind != "zero-state":
             return
         for index in _of_kind(job, geometry, "recurrent"):
             item, _, blocks, _ = job.entries[index]
             rest = list(blocks)
-            for group in (geometry.groups[each] for each in geometry.classes[item].groups):
-                mine, rest = rest[: group.blocks_per_entry], rest[group.blocks_per_entry :]
-                for layer in group.layers:
+            for group in geometry.classes[item].groups:
+                count = geometry.groups[group].blocks_per_entry
+                mine, rest = rest[:count], rest[count:]
+                for tensor in tensors[group]:
                     for block in mine:
                         if block is not None:
-                            kv_caches[layer.name][block].zero_()
+                            tensor[block].zero_()
             logger.warning("hybrid-pages: PLANTED FAULT: state zeroed of request %s", job.request)
 
 

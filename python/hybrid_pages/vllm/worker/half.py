@@ -4,6 +4,7 @@ The scheduler half decides: every job names slots and blocks. A failed job is re
 reason, and the engine goes on.
 """
 
+import functools
 import uuid
 from collections import deque
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ from hybrid_pages.adapter.pool import Slots
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.config.settings import Settings
 from hybrid_pages.vllm.layout.geometry import (
+    layers_here,
     planned_geometry,
     read_layout,
     require_sizes,
@@ -97,7 +99,9 @@ class WorkerHalf:
         """The name of this rank's plane, which is kept until the end."""
         # The ranks of a mixture of experts wait for each other's steps.
         self._waits = config.parallel_config.data_parallel_size == 1
-        self.plan = planned_geometry(config, kv_cache_config)
+        stages, _ = versions.world_of(config.parallel_config)
+        self._exchange = functools.partial(versions.of_all_stages, stages=stages)
+        self.plan = planned_geometry(config, kv_cache_config, self._exchange)
         if self.plan is not None:
             # If registration fails, vLLM keeps the connector for the next engine of the process.
             self._slots(self.plan)
@@ -115,6 +119,8 @@ class WorkerHalf:
         self._progress: Progress | None = None
         self._maps: list[LayerMap] = []
         self._kv_caches: Mapping[str, torch.Tensor] = {}
+        self._tensors: list[list[torch.Tensor]] = []
+        """This rank's tensors, by group of the geometry."""
         self._plant = Plant(settings.plant) if settings.plant else None
         self._held: dict[int, StoreEntries] = {}
         """Stores that start with the next step, by job."""
@@ -141,14 +147,18 @@ class WorkerHalf:
         copy_engine.require_driver(self._device)
         self._kv_caches = dict(kv_caches)
         self.geometry, self._maps = read_layout(
-            self._config, self._kv_cache_config, self._kv_caches
+            self._config, self._kv_cache_config, self._kv_caches, exchange=self._exchange
         )
         if self.plan is None:
-            self.plan = planned_geometry(self._config, self._kv_cache_config)
+            self.plan = planned_geometry(self._config, self._kv_cache_config, self._exchange)
         if self.plan is None:
             raise GeometryError("KV cache plan: expected strides that fit its specs, found others")
         require_sizes(self.plan, self.geometry)
-        self._states = StateCopies(self.geometry, self._kv_caches)
+        self._tensors = [
+            [self._kv_caches[name] for name in names]
+            for names in layers_here(self._kv_cache_config)
+        ]
+        self._states = StateCopies(self._tensors)
         if self._arena is None:
             self._arena = self._make_plane(self.plan)
         self.report = Report(
@@ -399,7 +409,7 @@ class WorkerHalf:
         for done in self._poll():
             if (load := self._loads.pop(done.ticket, None)) is not None:
                 if self._plant is not None and self.geometry is not None:
-                    self._plant.zero(load, self.geometry, self._kv_caches)
+                    self._plant.zero(load, self.geometry, self._tensors)
                 self._end_load(load, self._outcome(done, "load"))
             elif (job := self._stores.pop(done.ticket, None)) is not None:
                 self._end_store(job, self._outcome(done, "store"))
@@ -421,7 +431,7 @@ class WorkerHalf:
         """Ends every copy, unpins memory, and frees this rank's plane."""
         self.unregister()
         pinning, self._pinning, self._arena = self._pinning, None, None
-        self._kv_caches, self._states = {}, None
+        self._kv_caches, self._tensors, self._states = {}, [], None
         if self._progress is not None:
             self._progress.close()
             self._progress = None

@@ -26,10 +26,12 @@ class InvalidBlocks:
     Args:
         grid: how vLLM cuts sequences into blocks and hashes.
         epochs: told which requests went on from invalid blocks.
+        ahead: steps that the engine plans before it waits for the first of them.
     """
 
-    def __init__(self, grid: BlockGrid, epochs: Epochs) -> None:
+    def __init__(self, grid: BlockGrid, epochs: Epochs, ahead: int) -> None:
         self.grid, self.epochs = grid, epochs
+        self._in_flight = max(ahead, versions.STEPS_IN_FLIGHT)
         self._updates: list[int] = []
         """How many updates may still report a failed load of another connector; empty for none."""
         self._ended: list[tuple[str, Tables, int]] = []
@@ -44,7 +46,7 @@ class InvalidBlocks:
 
     def expect(self) -> None:
         """Called when a request has gone on from what another connector said it would load."""
-        self._updates[:] = [versions.STEPS_IN_FLIGHT]
+        self._updates[:] = [self._in_flight]
         self.waiting = True
 
     def updated(self) -> None:
@@ -56,7 +58,7 @@ class InvalidBlocks:
     def ended(self, request_id: str, tables: Tables) -> None:
         """Called when a request ended with these blocks."""
         if self.expected:
-            self._ended.append((request_id, tables, versions.STEPS_IN_FLIGHT))
+            self._ended.append((request_id, tables, self._in_flight))
 
     def follow(
         self,
