@@ -44,6 +44,7 @@ from hybrid_pages._stubs.disk import (
     DISK_LATENCY_LIMITS_US,
     Disk,
     DiskTree,
+    encrypt_key_id,
 )
 from hybrid_pages._stubs.errors import (
     ArenaError,
@@ -162,6 +163,7 @@ __all__ = [
     "checksum",
     "cuda_devices",
     "device_numa_node",
+    "encrypt_key_id",
     "replay_traces",
     "route_trace",
     "run_fleets",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import shutil
 import time
@@ -206,14 +207,21 @@ def test_engine_cores_share_without_lanes(start: Start) -> None:
     engines[1].check_idle()
 
 
-def test_salts_and_tenants_stay_apart(start: Start) -> None:
-    for extra in ({}, {"tenant_share": 0.5}):
+def test_salts_and_tenants_stay_apart(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    main, own = "12" * 32, f"tenant {hashlib.sha256(b'a').hexdigest()} {'34' * 32}"
+    monkeypatch.setenv("KEYS", f"{main}\n{own}")
+    key = {"encrypt_key": "env:KEYS"}
+    for extra in ({}, {"tenant_share": 0.5}, key):
         first, second = start(extra=extra), start(extra=extra)
         first.generate(PROMPT, salt="a")
         shares(first)
         assert second.generate(PROMPT, salt="b").restored_tokens == 0
         assert second.generate(PROMPT, salt="a").restored_tokens == 4 * N
         second.check_idle()
+    monkeypatch.setenv("KEYS", main)  # which destroys the tenant
+    third = start(extra=key)
+    assert third.generate(PROMPT, salt="a").restored_tokens == 0
+    third.check_idle()
 
 
 def test_an_adapter_is_found_by_its_files(start: Start, adapter: Path, tmp_path: Path) -> None:  # noqa: F811

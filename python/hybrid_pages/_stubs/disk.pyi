@@ -11,6 +11,13 @@ DISK_LATENCY_LIMITS_US: list[int]
 """Upper limits, in microseconds, of the buckets of :meth:`Disk.latencies`. The last bucket has
 none."""
 
+def encrypt_key_id(text: str) -> str:
+    """The short name of the key in the text of a key file, by which directories tell keys apart.
+
+    Raises InvalidArgumentError for a text without a key, or with something else in it; the error
+    does not repeat the text.
+    """
+
 @final
 class Disk:
     """A tier on a local disk, for one :class:`Cache`.
@@ -32,6 +39,7 @@ class Disk:
         threads: int = 4,
         queue_bytes: int = 1 << 30,
         policy: str = "lru",
+        encrypt_key: str = "",
     ) -> Disk:
         """Take a lane of a directory. The directory is made if its parent exists.
 
@@ -40,7 +48,9 @@ class Disk:
         call takes longer, or nothing moves for this long, copies fail and the disk is not used for
         some time. An entry as a whole may take longer. threads: how many reads and writes run at a
         time. queue_bytes: the most bytes of slots that wait to be written; entries beyond that are
-        declined. policy: decides which entries stay on the disk.
+        declined. policy: decides which entries stay on the disk. encrypt_key: the text of a key
+        file, whose keys entries are encrypted with; empty to leave them as they are. A lane whose
+        entries have another key is refused by :meth:`connect`, with DiskError.
 
         A damaged marker file is written anew. Other failures of the system are counted, and
         :meth:`connect` tries again.
@@ -151,7 +161,8 @@ class DiskTree:
 
         None if the identity was removed meanwhile. Otherwise: good: number of good entries; bytes:
         read of those; changed: number of entries that were moved or removed meanwhile;
-        damaged_records: of the index; bad: list of bad entries, each with class, block, cell (in
+        damaged_records: of the index; encrypted: whether the entries are, so that only the headers
+        of their cells were compared; bad: list of bad entries, each with class, block, cell (in
         the slab file of the class) and reason (as in the counts of :meth:`Disk.stats`). An entry is
         bad only if a second read some time later finds the index unchanged and the entry bad again.
 

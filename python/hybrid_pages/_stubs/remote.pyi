@@ -24,6 +24,7 @@ class Remote:
         admit: str = "auto",
         queue_bytes: int = 1 << 30,
         policy: str = "lru",
+        encrypt_key: str = "",
     ) -> Remote:
         """Make a client of a store. Nothing is sent to the store yet.
 
@@ -33,6 +34,8 @@ class Remote:
         entries that a second request has used, and reads those that take longer to compute; "all"
         writes and reads everything. queue_bytes: the most bytes of slots that wait to be written;
         entries beyond that are declined. policy: decides which entries count as the least useful.
+        encrypt_key: the text of a key file, whose keys entries are encrypted with; empty to leave
+        them as they are.
 
         Raises InvalidArgumentError for another kind of URL and for a number out of range,
         RemoteError if the client or the directory cannot be made.

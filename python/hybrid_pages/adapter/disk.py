@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hybrid_pages._core import BudgetError, Disk, DiskError, DiskTree, Geometry
+from hybrid_pages.adapter.encryption import read_keys
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.adapter.memory import GIB
 
@@ -24,21 +25,30 @@ _UNUSABLE = (errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG)
 class DiskShare:
     """One cache's share of the directory of a disk tier.
 
-    path, deadline_ms: the user's settings. nbytes: the share of the quota. lane: number of the
-    share, which is also a folder in the directory.
+    path, deadline_ms, encrypt_key: the user's settings. nbytes: the share of the quota. lane:
+    number of the share, which is also a folder in the directory.
     """
 
     path: str
     nbytes: int
     deadline_ms: int = DEADLINE_MS
     lane: int = 0
+    encrypt_key: str = ""
 
     @classmethod
     def of(
-        cls, path: str, gb: float, deadline_ms: int, *, lane: int = 0, lanes: int = 1
+        cls,
+        path: str,
+        gb: float,
+        deadline_ms: int,
+        encrypt_key: str = "",
+        *,
+        lane: int = 0,
+        lanes: int = 1,
     ) -> DiskShare | None:
         """One of ``lanes`` equal shares of a quota of ``gb`` GiB; None if ``path`` is empty."""
-        return cls(path, int(gb * GIB) // lanes, deadline_ms, lane) if path else None
+        nbytes = int(gb * GIB) // lanes
+        return cls(path, nbytes, deadline_ms, lane, encrypt_key) if path else None
 
     def open(self, geometry: Geometry, *, slot_bytes: int, policy: str) -> Disk:
         """The disk tier of a cache. It finds nothing before it is connected to an arena.
@@ -47,7 +57,8 @@ class DiskShare:
             BudgetError: its part of the quota cannot hold one entry of each class.
             DiskError: the directory cannot be used, or another process uses it.
             ForeignError: something else is in it.
-            SettingsError: no directory at the path can be written to.
+            SettingsError: no directory at the path can be written to, or there is no key where
+                there should be one.
         """
         require_directory(self.path, self.nbytes / GIB)
         return Disk(
@@ -58,6 +69,7 @@ class DiskShare:
             lane=self.lane,
             deadline_ms=self.deadline_ms,
             policy=policy,
+            encrypt_key=read_keys(self.encrypt_key),
         )
 
 

@@ -90,6 +90,11 @@ def identity(salt: str, state: str = "") -> bytes:
     return hashlib.blake2b(f"{state}/{salt}".encode(), digest_size=32).digest()
 
 
+def of_tenant(tenant: bytes, identity: bytes) -> bytes:
+    """The identity of a named tenant's namespace. Tiers below the host read the name from it."""
+    return b"tenant" + len(tenant).to_bytes(8, "little") + tenant + identity
+
+
 @contextmanager
 def holding(cache: Cache, identity: bytes) -> Iterator[int]:
     """Holds a namespace for a ``with`` block. Later it stays as long as it has entries."""

@@ -11,6 +11,7 @@ from urllib.request import url2pathname
 
 from hybrid_pages import mooncake
 from hybrid_pages._core import Geometry, Mooncake, Remote
+from hybrid_pages.adapter.encryption import read_keys
 from hybrid_pages.adapter.errors import SettingsError
 
 Admit = Literal["auto", "all"]
@@ -30,27 +31,36 @@ _EXPECTED = (
 class RemoteShare:
     """One cache's use of a store that machines share.
 
-    url, deadline_ms, admit: the user's settings. writes: whether this cache writes to the store.
+    url, deadline_ms, admit, encrypt_key: the user's settings. writes: whether this cache writes to
+    the store.
     """
 
     url: str
     deadline_ms: int = DEADLINE_MS
     admit: Admit = "auto"
     writes: bool = True
+    encrypt_key: str = ""
 
     @classmethod
     def of(
-        cls, url: str, deadline_ms: int, admit: Admit, *, writes: bool = True
+        cls,
+        url: str,
+        deadline_ms: int,
+        admit: Admit,
+        encrypt_key: str = "",
+        *,
+        writes: bool = True,
     ) -> RemoteShare | None:
         """The use of a store; None if ``url`` is empty."""
-        return cls(url, deadline_ms, admit, writes) if url else None
+        return cls(url, deadline_ms, admit, writes, encrypt_key) if url else None
 
     def open(self, geometry: Geometry, *, slot_bytes: int, policy: str) -> Remote | Mooncake:
         """The tier of a cache over the store. It finds nothing before it is connected to an arena.
 
         Raises:
             RemoteError: the client cannot be made, or the directory.
-            SettingsError: not a URL, or its directory cannot be used.
+            SettingsError: not a URL, its directory cannot be used, or there is no key where there
+                should be one.
         """
         require_place(self.url, writes=self.writes)
         if urlsplit(self.url).scheme == "mooncake":
@@ -70,6 +80,7 @@ class RemoteShare:
             deadline_ms=self.deadline_ms,
             admit=self.admit,
             policy=policy,
+            encrypt_key=read_keys(self.encrypt_key),
         )
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 from hybrid_pages._core import Geometry
 from hybrid_pages.adapter.entries import Entries, Moved
 from hybrid_pages.adapter.identity import about, stable_identity
-from hybrid_pages.adapter.keys import holding, identity
+from hybrid_pages.adapter.keys import holding, identity, of_tenant
 from hybrid_pages.adapter.pool import Pool
 from hybrid_pages.adapter.tiers import TierSettings, close_tier
 
@@ -70,6 +70,7 @@ class EntryStore(Closing):
             private=private,
         )
         self.index, self.arena = pool.cache, pool.arena
+        self._encrypts = bool(tiers.encrypt_key)
         self._disk, self._remote, self._tier_log = pool.disk, pool.remote, log
         self.entries = Entries(geometry, pool.cache, wait_seconds=tiers.wait_seconds)
         for note in self._disk.notes() if self._disk is not None else ():
@@ -87,7 +88,10 @@ class EntryStore(Closing):
 
     def using(self, salt: str, state: str = "") -> AbstractContextManager[int]:
         """The namespace of a salt and a state of the model, held in a ``with`` block."""
-        return holding(self.index, identity(salt, state))
+        name = identity(salt, state)
+        if self._encrypts and salt:  # each salt has a key of its own
+            name = of_tenant(salt.encode("utf-8", "surrogatepass"), name)
+        return holding(self.index, name)
 
     def clear(self) -> None:
         """Forgets every page and checkpoint."""

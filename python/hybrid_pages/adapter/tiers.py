@@ -11,6 +11,7 @@ from typing import Any
 from hybrid_pages._core import Disk, Mooncake, Remote
 from hybrid_pages.adapter import disk, remote
 from hybrid_pages.adapter.disk import DiskShare, require_directory, require_quota, require_unused
+from hybrid_pages.adapter.encryption import read_keys, require_encryption
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.adapter.memory import require_memory
 from hybrid_pages.adapter.pool import budget_of
@@ -32,6 +33,8 @@ class TierSettings:
     disk_gb: quota of the files in it, in GiB. disk_deadline_ms: how long a call to them may take.
     remote_url: store that machines share; empty for none. remote_deadline_ms: how long a read from
     it may take. remote_admit: whether only what saves time is written there, or everything.
+    encrypt_key: the key file, or ``env:`` and a variable, whose keys encrypt what is in both; empty
+    for none.
 
     Raises:
         SettingsError: a setting that is impossible, or without another that it needs.
@@ -44,6 +47,7 @@ class TierSettings:
     remote_url: str = ""
     remote_deadline_ms: int = remote.DEADLINE_MS
     remote_admit: Admit = "auto"
+    encrypt_key: str = ""
 
     def __post_init__(self) -> None:
         _require_types(vars(self))
@@ -54,6 +58,7 @@ class TierSettings:
             )
         require_quota(self.disk_path, self.disk_gb, self.disk_deadline_ms)
         require_remote(self.remote_url, self.remote_deadline_ms, self.remote_admit)
+        require_encryption(self.encrypt_key, self.disk_path, self.remote_url)
 
     @classmethod
     def read(
@@ -66,12 +71,13 @@ class TierSettings:
         remote_url: str = "",
         remote_deadline_ms: int = remote.DEADLINE_MS,
         remote_admit: Admit = "auto",
+        encrypt_key: str | os.PathLike[str] = "",
     ) -> TierSettings:
         """Settings as a program gives them, of whatever types.
 
         Args:
             host_gb: GiB, or ``"auto"`` for a share of the memory that is free now.
-            disk_path: a text, or a ``Path``.
+            disk_path, encrypt_key: a text, or a ``Path``.
             disk_gb, disk_deadline_ms, remote_url, remote_deadline_ms, remote_admit: as the fields.
 
         Raises:
@@ -79,12 +85,13 @@ class TierSettings:
         """
         given: dict[str, Any] = {
             "host_gb": budget_of(host_gb),
-            "disk_path": os.fspath(disk_path) if isinstance(disk_path, os.PathLike) else disk_path,
+            "disk_path": _path_of(disk_path),
             "disk_gb": disk_gb,
             "disk_deadline_ms": disk_deadline_ms,
             "remote_url": remote_url,
             "remote_deadline_ms": remote_deadline_ms,
             "remote_admit": remote_admit,
+            "encrypt_key": _path_of(encrypt_key),
         }
         return cls(**given)
 
@@ -123,17 +130,27 @@ class TierSettings:
             require_directory(self.disk_path, self.disk_gb)
         if self.remote_url:
             require_place(self.remote_url, writes=writes)
+        read_keys(self.encrypt_key)
 
     def disk(self, *, lane: int = 0, lanes: int = 1) -> DiskShare | None:
         """One of ``lanes`` equal shares of the disk; None if there is no disk."""
         return DiskShare.of(
-            self.disk_path, self.disk_gb, self.disk_deadline_ms, lane=lane, lanes=lanes
+            self.disk_path,
+            self.disk_gb,
+            self.disk_deadline_ms,
+            self.encrypt_key,
+            lane=lane,
+            lanes=lanes,
         )
 
     def remote(self, *, writes: bool = True) -> RemoteShare | None:
         """The use of the store that machines share; None if there is none."""
         return RemoteShare.of(
-            self.remote_url, self.remote_deadline_ms, self.remote_admit, writes=writes
+            self.remote_url,
+            self.remote_deadline_ms,
+            self.remote_admit,
+            self.encrypt_key,
+            writes=writes,
         )
 
     @property
@@ -186,7 +203,12 @@ _TYPES: dict[str, type] = {
     "remote_url": str,
     "remote_deadline_ms": int,
     "remote_admit": str,
+    "encrypt_key": str,
 }
+
+
+def _path_of(value: object) -> object:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _require_types(given: Mapping[str, Any]) -> None:

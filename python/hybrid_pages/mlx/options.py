@@ -85,7 +85,9 @@ def tiers(own: argparse.Namespace) -> TierSettings:
             f"--disk-path: expected a directory with --disk-gb {own.disk_gb:g}, found none: name "
             "one, or drop --disk-gb"
         )
-    found = TierSettings(host_gb, own.disk_path or "", own.disk_gb or 0.0)
+    found = TierSettings(
+        host_gb, own.disk_path or "", own.disk_gb or 0.0, encrypt_key=own.encrypt_key
+    )
     found.require_here()
     return found
 
@@ -141,9 +143,8 @@ def run_plain(argv: Sequence[str], error: Exception) -> int:
 
 def complain(error: HybridPagesError) -> int:
     """Prints an error, with flags in the place of settings' names. Returns the exit status."""
-    text = re.sub(
-        r"^(host_gb|disk_path|disk_gb|block_tokens)(?=[: ])", lambda it: _flag(it[1]), str(error)
-    )
+    names = r"^(host_gb|disk_path|disk_gb|encrypt_key|block_tokens)(?=[: ])"
+    text = re.sub(names, lambda it: _flag(it[1]), str(error))
     print(f"{COMMAND}: {text}", file=sys.stderr, flush=True)
     return 2
 
@@ -186,4 +187,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--disk-path", help="directory for prompts that outlive this")
     parser.add_argument("--disk-gb", type=float, help="quota of --disk-path in GiB")
+    parser.add_argument(
+        "--encrypt-key",
+        default="",
+        help="file with the key that --disk-path is encrypted with, or env:NAME",
+    )
     return parser

@@ -75,6 +75,7 @@ class PrefixCache(Closing):
         disk_gb: quota of disk_path, in GiB.
         disk_deadline_ms: how long a restore waits for the disk. A call to the disk that takes
             longer has failed.
+        encrypt_key: what disk_path is encrypted with, see :class:`CacheStore`.
 
     Raises:
         HybridPagesError: as :class:`CacheStore`.
@@ -91,6 +92,7 @@ class PrefixCache(Closing):
         disk_path: str | os.PathLike[str] = "",
         disk_gb: float = 0.0,
         disk_deadline_ms: int = DEADLINE_MS,
+        encrypt_key: str | os.PathLike[str] = "",
     ) -> None:
         self.model = model
         # A CacheStore, or a NoStore in its place.
@@ -105,6 +107,7 @@ class PrefixCache(Closing):
                 disk_path=disk_path,
                 disk_gb=disk_gb,
                 disk_deadline_ms=disk_deadline_ms,
+                encrypt_key=encrypt_key,
             )
         self._watch = self.store.watch
         self._counts = CallCounts()

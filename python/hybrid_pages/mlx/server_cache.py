@@ -97,6 +97,7 @@ class ServerPromptCache:
                 block_tokens=self._block_tokens,
                 disk_path=self._tiers.disk_path,
                 disk_gb=self._tiers.disk_gb,
+                encrypt_key=self._tiers.encrypt_key,
             )
             self._admissions = Admissions(self._store.index, self._block_tokens)
         except Exception as error:  # code of the model ran: any failure means mlx-lm's own cache

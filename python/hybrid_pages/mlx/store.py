@@ -44,6 +44,8 @@ class CacheStore(EntryStore):
             again for the same model. Every byte of the weights is read once for that.
         disk_gb: quota of the files in it, in GiB; needed with disk_path.
         disk_deadline_ms: how long a restore waits for the disk.
+        encrypt_key: a file with the key that disk_path is encrypted with, or "env:NAME" for an
+            environment variable; see docs/encryption.md.
 
     Raises:
         UnsupportedError: the model or its cache is of a kind that cannot be stored, or, with
@@ -66,12 +68,14 @@ class CacheStore(EntryStore):
         disk_path: str | os.PathLike[str] = "",
         disk_gb: float = 0.0,
         disk_deadline_ms: int = DEADLINE_MS,
+        encrypt_key: str | os.PathLike[str] = "",
     ) -> None:
         tiers = TierSettings.read(
             host_gb=host_gb,
             disk_path=disk_path,
             disk_gb=disk_gb,
             disk_deadline_ms=disk_deadline_ms,
+            encrypt_key=encrypt_key,
         )
         require_policy(policy)
         require_block_tokens(block_tokens)

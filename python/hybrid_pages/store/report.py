@@ -67,6 +67,8 @@ def verdicts(path: str, found: Sequence[Mapping[str, Any]], troubles: Sequence[s
             lines.append(f"{name}its index can't be read: {it['trouble']}")
             continue
         text = f"{count(it['good'], 'good entry', 'good entries')} ({size(it['bytes'])})"
+        if it.get("encrypted"):
+            text += ", by their headers alone: they are encrypted"
         if it["changed"]:
             text += f", {it['changed']} changed meanwhile"
         if it["damaged_records"]:

@@ -79,6 +79,7 @@ class PrefixCache(Closing):
             on a disk.
         remote_deadline_ms: how long a read from remote_url may take.
         remote_admit: what is written to remote_url.
+        encrypt_key: what disk_path and remote_url are encrypted with, see :class:`CacheStore`.
         store: a store made for the same model, to share it. Its memory and settings are used, and
             it is not closed with this object. Entries are shared with caches of the same model
             object, and of others whose weights, all of them compared, are equal when this cache is
@@ -106,6 +107,7 @@ class PrefixCache(Closing):
         remote_url: str = "",
         remote_deadline_ms: int = REMOTE_DEADLINE_MS,
         remote_admit: Admit = "auto",
+        encrypt_key: str | os.PathLike[str] = "",
         store: CacheStore | None = None,
     ) -> None:
         self.model = model
@@ -129,6 +131,7 @@ class PrefixCache(Closing):
             remote_url=remote_url,
             remote_deadline_ms=remote_deadline_ms,
             remote_admit=remote_admit,
+            encrypt_key=encrypt_key,
         )
         try:
             self._open(store, settings)

@@ -69,6 +69,8 @@ class CacheStore(EntryStore):
             As with disk_path, every byte of the weights is read once.
         remote_deadline_ms: how long a restore waits for the store.
         remote_admit: "auto" writes what a second call has used, "all" everything.
+        encrypt_key: a file with the key that disk_path and remote_url are encrypted with, or
+            "env:NAME" for an environment variable; see docs/encryption.md.
 
     Raises:
         UnsupportedError: the model or its cache is of a kind that cannot be stored.
@@ -95,6 +97,7 @@ class CacheStore(EntryStore):
         remote_url: str = "",
         remote_deadline_ms: int = REMOTE_DEADLINE_MS,
         remote_admit: Admit = "auto",
+        encrypt_key: str | os.PathLike[str] = "",
     ) -> None:
         require_block_tokens(block_tokens)
         require_policy(policy)
@@ -108,6 +111,7 @@ class CacheStore(EntryStore):
             remote_url=remote_url,
             remote_deadline_ms=remote_deadline_ms,
             remote_admit=remote_admit,
+            encrypt_key=encrypt_key,
         )
         tiers.require_below()
         require_model(model)

@@ -10,7 +10,7 @@ use crate::arena::PyArena;
 use crate::error::to_py;
 use crate::geometry::PyGeometry;
 use crate::number::Whole;
-use crate::tier::{Untaken, connect, counts, policy_of, settle};
+use crate::tier::{Untaken, connect, counts, keys_of, policy_of, settle};
 
 /// Entries on a local disk, for one cache.
 #[pyclass(frozen, name = "Disk", module = "hybrid_pages._core")]
@@ -25,9 +25,10 @@ impl PyDisk {
     #[pyo3(
         signature = (
             geometry, *, slot_bytes, path, quota_bytes, lane = 0, deadline_ms = Whole(2000),
-            threads = Whole(4), queue_bytes = Whole(1 << 30), policy = "lru"
+            threads = Whole(4), queue_bytes = Whole(1 << 30), policy = "lru",
+            encrypt_key = ""
         ),
-        text_signature = "(geometry, *, slot_bytes, path, quota_bytes, lane=0, deadline_ms=2000, threads=4, queue_bytes=1073741824, policy='lru')"
+        text_signature = "(geometry, *, slot_bytes, path, quota_bytes, lane=0, deadline_ms=2000, threads=4, queue_bytes=1073741824, policy='lru', encrypt_key='')"
     )]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
@@ -41,12 +42,14 @@ impl PyDisk {
         threads: Whole,
         queue_bytes: Whole,
         policy: &str,
+        encrypt_key: &str,
     ) -> PyResult<Self> {
         let mut options = DiskOptions::new(path, quota_bytes.0 as u64);
         options.lane = lane;
         options.deadline = Duration::from_millis(deadline_ms.0 as u64);
         options.threads = threads.0;
         options.queue_bytes = queue_bytes.0 as u64;
+        options.keys = keys_of(encrypt_key)?;
         let geometry = &geometry.inner;
         let policy = policy_of(policy, geometry, slot_bytes.0)?;
         let disk = py

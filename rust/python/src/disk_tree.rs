@@ -97,6 +97,7 @@ impl PyDiskTree {
         dict.set_item("bytes", verdict.bytes)?;
         dict.set_item("changed", verdict.changed)?;
         dict.set_item("damaged_records", verdict.damaged_records)?;
+        dict.set_item("encrypted", verdict.encrypted)?;
         let bad = |bad: &hybrid_pages_disk::Bad| {
             let dict = PyDict::new(py);
             dict.set_item("class", bad.class)?;

@@ -10,7 +10,7 @@ use crate::arena::PyArena;
 use crate::error::to_py;
 use crate::geometry::PyGeometry;
 use crate::number::Whole;
-use crate::tier::{Untaken, connect, counts, policy_of, settle};
+use crate::tier::{Untaken, connect, counts, keys_of, policy_of, settle};
 
 /// Entries in a store that machines share, for one cache.
 #[pyclass(frozen, name = "Remote", module = "hybrid_pages._core")]
@@ -26,9 +26,10 @@ impl PyRemote {
     #[pyo3(
         signature = (
             geometry, *, slot_bytes, url, deadline_ms = Whole(2000), admit = "auto",
-            queue_bytes = Whole(1 << 30), policy = "lru"
+            queue_bytes = Whole(1 << 30), policy = "lru",
+            encrypt_key = ""
         ),
-        text_signature = "(geometry, *, slot_bytes, url, deadline_ms=2000, admit='auto', queue_bytes=1073741824, policy='lru')"
+        text_signature = "(geometry, *, slot_bytes, url, deadline_ms=2000, admit='auto', queue_bytes=1073741824, policy='lru', encrypt_key='')"
     )]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
@@ -40,6 +41,7 @@ impl PyRemote {
         admit: &str,
         queue_bytes: Whole,
         policy: &str,
+        encrypt_key: &str,
     ) -> PyResult<Self> {
         let place = py.detach(|| RemotePlace::of_url(url)).map_err(to_py)?;
         let shown = place.shown().to_owned();
@@ -47,6 +49,7 @@ impl PyRemote {
         options.deadline = Duration::from_millis(deadline_ms.0 as u64);
         options.admit = Admit::by_name(admit).map_err(to_py)?;
         options.queue_bytes = queue_bytes.0 as u64;
+        options.keys = keys_of(encrypt_key)?;
         let geometry = &geometry.inner;
         let policy = policy_of(policy, geometry, slot_bytes.0)?;
         let remote = Remote::open(options, geometry, slot_bytes.0, policy).map_err(to_py)?;

@@ -9,7 +9,7 @@ use hybrid_pages::geometry::Geometry;
 use hybrid_pages::guarded::lock;
 use hybrid_pages::policy::{self, Policy};
 use hybrid_pages::tier::Below;
-use hybrid_pages_tiers::{Counts, Failure as _, Identity};
+use hybrid_pages_tiers::{Counts, EncryptKeys, Failure as _, Identity};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -51,6 +51,19 @@ impl<T: Below + 'static> Untaken<T> {
             )))),
         }
     }
+}
+
+/// The keys in the text of a key file; `None` for an empty text.
+pub fn keys_of(text: &str) -> PyResult<Option<EncryptKeys>> {
+    let keys = (!text.is_empty()).then(|| EncryptKeys::parse(text));
+    keys.transpose().map_err(to_py)
+}
+
+/// The short name of the key in the text of a key file.
+#[pyfunction]
+pub fn encrypt_key_id(text: &str) -> PyResult<String> {
+    let keys = EncryptKeys::parse(text).map_err(to_py)?;
+    Ok(keys.id())
 }
 
 /// The policy of this name, for a tier with a size of its own.

@@ -3,6 +3,7 @@
 mod damage;
 mod disk;
 mod door;
+mod encrypted;
 mod faults;
 mod learnt;
 mod marker;

@@ -199,7 +199,7 @@ impl Stock {
             let engine = setup.engine();
             let stats = engine.stats();
             assert_eq!(stats.entries, ENTRIES, "{what}: restart {restart}");
-            assert_eq!(stats.failures, [0; 16], "{what}: restart {restart}");
+            assert_eq!(stats.failures, [0; 17], "{what}: restart {restart}");
             serves(&engine, &what);
         }
         std::fs::remove_dir_all(&setup.options.path).unwrap();

@@ -1,6 +1,7 @@
 //! The tests of the remote tier, in one binary. What starts itself again has a binary of its own.
 
 mod chaos;
+mod encrypted;
 mod faults;
 mod hostile;
 mod outages;

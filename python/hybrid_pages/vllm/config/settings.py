@@ -65,6 +65,11 @@ class Settings:
     takes longer to compute is read. ``all``: everything is written and read.
     """
 
+    encrypt_key: str = ""
+    """File with the key that entries in ``disk_path`` and ``remote_url`` are encrypted with, or
+    ``env:`` and the name of an environment variable that holds what would be in it. Each
+    ``cache_salt`` has a key of its own. Empty for no encryption."""
+
     huge_pages: HugePages = ""
     """``2M`` for memory in pages of 2 MiB, which the system must have reserved. A large budget then
     needs smaller page tables. Empty for pages of the usual size."""
@@ -179,12 +184,18 @@ class Settings:
             self.remote_url,
             self.remote_deadline_ms,
             self.remote_admit,
+            self.encrypt_key,
         )
 
     def stores_in_steps(self, *, pinned: bool) -> bool:
         """Whether each step waits for its stores. On a GPU that waits for the forward pass, too,
         and is not the default. pinned: whether the caches lie on a GPU."""
         return self.store_mode == "step" or (self.store_mode == "auto" and not pinned)
+
+    @property
+    def tells_tenants_apart(self) -> bool:
+        """Whether each tenant has its own namespaces, for its share or for its key."""
+        return self.tenant_share < 1 or bool(self.encrypt_key)
 
     @property
     def has_checksums(self) -> bool:

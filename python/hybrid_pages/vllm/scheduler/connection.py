@@ -163,7 +163,7 @@ class Connection:
             disk=self.disk,
             remote=self.remote,
         )
-        self.namespaces = TenantNamespaces(self.cache, settings.tenant_share)
+        self.namespaces = TenantNamespaces(self.cache, apart=settings.tells_tenants_apart)
         if self._ready is not None:
             self.cache.set_ready_slots(0)
         self.checkpoints = Checkpoints(plan, self.cache, self.keys, settings, self.figures)
@@ -213,7 +213,7 @@ class Connection:
                 self.keys,
                 groups,
                 self.figures,
-                self.settings.tenant_share,
+                self.settings.tells_tenants_apart,
                 below=self.disk is not None and self.settings.disk_events,
             )
             self.stored = self.events.note

@@ -79,7 +79,7 @@ class Events:
         keys: of the engine's requests.
         groups: the attention groups.
         figures: count what goes wrong.
-        share: of the budget that one tenant cannot exceed.
+        apart: whether tenants have their own namespaces.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class Events:
         keys: Keys,
         groups: Sequence[EventGroup],
         figures: Figures,
-        share: float = 1.0,
+        apart: bool = False,
         below: bool = False,
     ) -> None:
         self.cache, self.keys, self.grid = cache, keys, keys.grid
-        self.groups, self.figures, self.share = groups, figures, share
+        self.groups, self.figures, self.apart = groups, figures, apart
         self._media = (False, True) if below else (False,)
         """The media of events: False for the host, True for the tiers below it."""
         self._announced: dict[bool, Counter[bytes]] = {it: Counter() for it in self._media}
@@ -111,7 +111,7 @@ class Events:
         """
         if tracked.request.lora_request is None:
             return
-        tenant = tenant_of(tracked.request.cache_salt, self.share)
+        tenant = tenant_of(tracked.request.cache_salt, self.apart)
         name = namespace_identity(tracked.request), tenant
         before = self._namespaces.pop(name, None)
         self._namespaces[name] = tracked.run.namespace

@@ -23,7 +23,7 @@ use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::{EntryKey, SlotId};
 use hybrid_pages::policy::{NewEntry, Policy};
 use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room};
-use hybrid_pages_tiers::{name_of, tail_group};
+use hybrid_pages_tiers::{Seal, Seals};
 
 /// Most slots of a disk: half of the numbers that slots of all tiers share.
 const MOST_SLOTS: u64 = 1 << 29;
@@ -54,7 +54,8 @@ impl Disk {
         policy: Box<dyn Policy>,
     ) -> Result<Self> {
         options.check()?;
-        let shapes = shapes(geometry, slot_bytes)?;
+        let seals = Seals::new(options.keys.clone());
+        let shapes = shapes(geometry, slot_bytes, seals.tile_bytes())?;
         let needed: u64 = shapes.iter().map(|shape| shape.cell_bytes).sum();
         let slots: u64 = shapes.iter().map(|shape| shape.slots as u64).sum();
         let room = capacity(&shapes, options.quota_bytes).min(MOST_SLOTS);
@@ -70,7 +71,13 @@ impl Disk {
         let queue_slots = options.queue_bytes / slot_bytes.max(1) as u64;
         let sizes = (geometry.ranks(), slot_bytes);
         let policy = Learner::new(policy);
-        let shared = Arc::new(DiskShared::new(options, shapes, sizes, policy.clone()));
+        let shared = Arc::new(DiskShared::new(
+            options,
+            shapes,
+            seals,
+            sizes,
+            policy.clone(),
+        ));
         match shared.take_lane() {
             Ok(_) => {}
             Err(Trouble::Refused(error)) => return Err(error),
@@ -254,14 +261,16 @@ impl Below for Disk {
 
     fn write(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId], checksums: &[u64]) {
         let shared = &self.shared;
-        let (name, class) = (name_of(key), key.class_index);
+        let (name, seal) = shared.seals.entry(key);
+        let class = key.class_index;
+        let told = mask(seal.as_ref(), checksums);
         lock(&shared.uses).writes(name);
         let out = self.is_out();
         if shared.is_broken() {
             return self.end(copy, Err(refused("a disk that takes writes", "a panic")));
         }
         let mut book = lock(&shared.book);
-        let same = |record: &crate::book::DiskEntry| record.place.sums[..] == *checksums;
+        let same = |record: &crate::book::DiskEntry| record.place.sums == told;
         if book.entries.get(&name).is_some_and(same) {
             book.know(&name);
             drop(book);
@@ -285,6 +294,8 @@ impl Below for Disk {
             block: u32::try_from(key.block_index).unwrap_or(u32::MAX),
             slots: slots.to_vec(),
             sums: checksums.into(),
+            told,
+            seal,
             cell: None,
         };
         self.start(DiskJob::new(
@@ -298,7 +309,7 @@ impl Below for Disk {
 
     fn read(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId]) {
         let shared = &self.shared;
-        let name = name_of(key);
+        let (name, seal) = shared.seals.entry(key);
         if self.is_out() {
             shared.ledger.failed(
                 DiskFailure::Deadline,
@@ -331,7 +342,9 @@ impl Below for Disk {
             class: place.class,
             block: place.block,
             slots: slots.to_vec(),
-            sums: place.sums,
+            sums: mask(seal.as_ref(), &place.sums),
+            told: place.sums,
+            seal,
             cell: Some(place.cell),
         };
         self.start(DiskJob::new(
@@ -351,7 +364,7 @@ impl Below for Disk {
     }
 
     fn find(&mut self, key: &EntryKey) -> Found {
-        let name = name_of(key);
+        let (name, seal) = self.shared.seals.entry(key);
         let found = if self.is_out() {
             None
         } else {
@@ -365,22 +378,24 @@ impl Below for Disk {
             return Found::Absent;
         };
         lock(&self.shared.uses).found(name, unused);
-        Found::Here(sums)
+        Found::Here(mask(seal.as_ref(), &sums).into_vec())
     }
 
     fn may_have(&mut self, key: &EntryKey) -> Option<bool> {
-        Some(!self.is_out() && lock(&self.shared.book).has(&name_of(key)))
+        let name = self.shared.seals.name_of(key);
+        Some(!self.is_out() && lock(&self.shared.book).has(&name))
     }
 
     fn tail_lengths(&mut self, namespace: &[u8], stem: u64, lengths: &mut Vec<u32>) -> bool {
         if !self.is_out() {
-            lock(&self.shared.book).tail_lengths(tail_group(namespace, stem), lengths);
+            let group = self.shared.seals.tail_group(namespace, stem);
+            lock(&self.shared.book).tail_lengths(group, lengths);
         }
         false
     }
 
     fn remove(&mut self, key: &EntryKey) {
-        let name = name_of(key);
+        let name = self.shared.seals.name_of(key);
         let mut book = lock(&self.shared.book);
         book.undo_write(&name);
         book.remove(&name);
@@ -389,7 +404,7 @@ impl Below for Disk {
     }
 
     fn forget(&mut self, key: &EntryKey) {
-        let name = name_of(key);
+        let name = self.shared.seals.name_of(key);
         let mut book = lock(&self.shared.book);
         book.undo_write(&name);
         book.forget(&name);
@@ -411,6 +426,11 @@ impl Drop for Disk {
     fn drop(&mut self) {
         close(&self.shared);
     }
+}
+
+/// Hides the checksums of an entry that is encrypted, or shows them.
+fn mask(seal: Option<&Seal>, sums: &[u64]) -> Box<[u64]> {
+    seal.map_or_else(|| sums.into(), |seal| seal.mask(sums))
 }
 
 fn refused(expected: &str, found: &str) -> Error {

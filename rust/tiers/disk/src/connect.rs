@@ -15,6 +15,7 @@ use crate::index::{DiskIndex, IndexContents};
 use crate::keeper::{Keeper, owner, shrink};
 use crate::lock;
 use crate::path::folder::{Other, directory_of};
+use crate::path::key_mark::require_key;
 use crate::path::trouble::Trouble;
 use crate::shared::DiskShared;
 use crate::stats::DiskFailure;
@@ -35,7 +36,9 @@ pub(crate) fn connect(shared: &Arc<DiskShared>, arena: &Arena, identity: &Identi
     if shared.planes.set(planes).is_err() {
         return Err(Error::disk(CONNECTED_TWICE));
     }
-    shared.identity.get_or_init(|| *identity);
+    shared
+        .identity
+        .get_or_init(|| shared.seals.identity(identity));
     let mut why = Cause::from("");
     for attempt in 1..=ATTEMPTS {
         let opened = open(shared).and_then(|()| {
@@ -73,6 +76,9 @@ pub(crate) fn open(shared: &Arc<DiskShared>) -> std::result::Result<(), Trouble>
         return Ok(());
     };
     let lane = shared.take_lane()?;
+    let key = shared.seals.key_id();
+    let door = &*shared.options.door;
+    require_key(door, lane.folder(), &shared.place, key.as_deref())?;
     let directory = directory_of(identity);
     let place = format!("{}/{directory}", shared.place);
     let refused = |reason, what| move |error| Trouble::of(reason, &place, what, error);

@@ -5,7 +5,8 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::door::ALIGNMENT;
 use hybrid_pages_tiers::{Identity, Name};
 
-/// Version of all files below a disk path. A store of another version is left alone.
+/// Version of all files below a disk path, except those of encrypted entries, which have
+/// [another](hybrid_pages_tiers::SEALED_FORMAT_VERSION). A store of another version is left alone.
 pub const DISK_FORMAT_VERSION: u32 = 1;
 
 /// Bytes of a cell before its payload.
@@ -28,6 +29,7 @@ const CHECK_AT: usize = HEADER_BYTES - 8;
 /// The header of a cell, which names the entry in the cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CellHeader<'a> {
+    pub(crate) format: u32,
     pub(crate) identity: &'a Identity,
     pub(crate) name: &'a Name,
     pub(crate) class: usize,
@@ -35,7 +37,7 @@ pub(crate) struct CellHeader<'a> {
     pub(crate) cell: u64,
     /// Bytes of one rank's shard.
     pub(crate) shard_bytes: usize,
-    /// Checksums of the shards, one per rank.
+    /// Checksums of the shards, one per rank; hidden ones if the entry is encrypted.
     pub(crate) sums: &'a [u64],
 }
 
@@ -45,7 +47,7 @@ impl CellHeader<'_> {
         let bytes = &mut bytes[..HEADER_BYTES];
         bytes.fill(0);
         bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8..12].copy_from_slice(&DISK_FORMAT_VERSION.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.format.to_le_bytes());
         bytes[12..16].copy_from_slice(&(self.sums.len() as u32).to_le_bytes());
         bytes[16..48].copy_from_slice(self.identity);
         bytes[48..80].copy_from_slice(self.name);

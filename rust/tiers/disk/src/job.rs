@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, RwLock, TryLockError};
 use std::time::Instant;
 
 use crate::door::{ALIGNMENT, DoorFile};
-use crate::format::CellHeader;
+use crate::format::{CellHeader, DISK_FORMAT_VERSION};
 use crate::health::{DiskHealth, Timed};
 use crate::lock;
 use crate::shape::{CellPiece, CellShape, ShardPart};
@@ -14,7 +14,10 @@ use hybrid_pages::error::Cause;
 use hybrid_pages::ids::SlotId;
 use hybrid_pages::tier::CopyId;
 use hybrid_pages::transfer::{TILE_BYTES, combine, tile_digest};
-use hybrid_pages_tiers::{Name, Planes};
+use hybrid_pages_tiers::{Name, Planes, SEALED_FORMAT_VERSION, Seal, SealedPlace};
+
+/// The kind of tier in the places of seals.
+const ON_DISK: u64 = 1;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DiskDirection {
@@ -35,6 +38,9 @@ pub(crate) struct DiskJob {
     pub(crate) slots: Vec<SlotId>,
     /// Checksums that the bytes should have, one per rank.
     pub(crate) sums: Box<[u64]>,
+    /// The checksums as they are on the disk.
+    pub(crate) told: Box<[u64]>,
+    seal: Option<Seal>,
     pub(crate) store: Arc<DiskStore>,
     pub(crate) pieces: usize,
     pub(crate) cell_bytes: u64,
@@ -51,6 +57,9 @@ pub(crate) struct Subject {
     pub(crate) block: u32,
     pub(crate) slots: Vec<SlotId>,
     pub(crate) sums: Box<[u64]>,
+    /// The checksums as they are on the disk: hidden ones if the entry is encrypted.
+    pub(crate) told: Box<[u64]>,
+    pub(crate) seal: Option<Seal>,
     /// The cell that a read is from; `None` for a write.
     pub(crate) cell: Option<u64>,
 }
@@ -96,6 +105,8 @@ impl DiskJob {
                 undone: false,
             }),
             sums: subject.sums,
+            told: subject.told,
+            seal: subject.seal,
         })
     }
 
@@ -188,7 +199,11 @@ impl DiskJob {
             return;
         };
         let piece = &shape.pieces[0];
-        for ((job, cell), bytes) in row.iter().zip(cells).zip(buffer.chunks_exact(cell_bytes)) {
+        for ((job, cell), bytes) in row
+            .iter()
+            .zip(cells)
+            .zip(buffer.chunks_exact_mut(cell_bytes))
+        {
             if let Err((reason, what)) = job.take(cell, piece, shape, planes, bytes) {
                 job.fail(reason, what);
             }
@@ -270,20 +285,35 @@ impl DiskJob {
         piece: &CellPiece,
         shape: &CellShape,
         planes: &Planes,
-        bytes: &[u8],
+        bytes: &mut [u8],
     ) -> Result<(), (DiskFailure, Cause)> {
         if piece.at == 0 && !self.header(cell, shape).is(bytes) {
             let what = "expected the header of the entry, found another one";
             return Err((DiskFailure::Header, format!("cell {cell}: {what}").into()));
+        }
+        if let Some(seal) = &self.seal {
+            let sealed_at = self.sealed_at(cell, shape);
+            let whole = piece.parts.iter().all(|part| {
+                let bytes = &mut bytes[part.at..][..part.stored];
+                seal.open(&sealed_at, part.rank, part.offset / TILE_BYTES, bytes)
+            });
+            if !whole {
+                let what = format!(
+                    "cell {cell}: expected bytes that were sealed for it with this key, found others"
+                );
+                return Err((DiskFailure::Sealed, what.into()));
+            }
         }
         let left = self
             .left
             .read()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         for part in &piece.parts {
-            let bytes = &bytes[part.at..][..part.length];
+            let bytes = &bytes[part.at..][..part.stored];
             let mut digests = Vec::with_capacity(part.length.div_ceil(TILE_BYTES));
-            for (index, tile) in bytes.chunks(TILE_BYTES).enumerate() {
+            let tiles = bytes.chunks(TILE_BYTES + shape.seal_bytes);
+            for (index, tile) in tiles.enumerate() {
+                let tile = &tile[..tile.len() - shape.seal_bytes];
                 let offset = part.offset + index * TILE_BYTES;
                 digests.push(if *left {
                     tile_digest(tile)
@@ -319,12 +349,14 @@ impl DiskJob {
                 return Ok(());
             }
             for part in &piece.parts {
-                let padded = part.length.next_multiple_of(ALIGNMENT);
-                let (bytes, padding) = bytes[part.at..][..padded].split_at_mut(part.length);
+                let padded = part.stored.next_multiple_of(ALIGNMENT);
+                let (bytes, padding) = bytes[part.at..][..padded].split_at_mut(part.stored);
                 // The buffer may have bytes of other entries, which must not be written with this one.
                 padding.fill(0);
                 let mut digests = Vec::with_capacity(part.length.div_ceil(TILE_BYTES));
-                for (index, tile) in bytes.chunks_mut(TILE_BYTES).enumerate() {
+                let tiles = bytes.chunks_mut(TILE_BYTES + shape.seal_bytes);
+                for (index, tile) in tiles.enumerate() {
+                    let (tile, _) = tile.split_at_mut(tile.len() - shape.seal_bytes);
                     let offset = part.offset + index * TILE_BYTES;
                     // SAFETY: as in `take`, nobody writes these slots before the copy's end.
                     digests.push(unsafe { planes.gather(part.rank, &self.slots, offset, tile) });
@@ -332,6 +364,8 @@ impl DiskJob {
                 self.set_digests(part, shape, &digests);
             }
         }
+        self.encrypt(cell, piece, shape, bytes)
+            .map_err(|what| (DiskFailure::Sealed, what))?;
         let offset = cell * shape.cell_bytes + piece.at as u64;
         let slab = self.slab(health);
         let slab: &dyn DoorFile = &slab;
@@ -352,15 +386,47 @@ impl DiskJob {
         })
     }
 
+    /// Seals the tiles of a piece, if the entry is to be encrypted.
+    fn encrypt(
+        &self,
+        cell: u64,
+        piece: &CellPiece,
+        shape: &CellShape,
+        bytes: &mut [u8],
+    ) -> Result<(), Cause> {
+        let Some(seal) = &self.seal else {
+            return Ok(());
+        };
+        let (sealed_at, lot) = (self.sealed_at(cell, shape), seal.lot()?);
+        for part in &piece.parts {
+            let bytes = &mut bytes[part.at..][..part.stored];
+            lot.seal(&sealed_at, part.rank, part.offset / TILE_BYTES, bytes)?;
+        }
+        Ok(())
+    }
+
+    fn sealed_at(&self, cell: u64, shape: &CellShape) -> SealedPlace<'_> {
+        SealedPlace {
+            identity: &self.store.identity,
+            place: [ON_DISK, self.class as u64, cell, u64::from(self.block)],
+            shard_bytes: shape.shard_bytes,
+            sums: &self.sums,
+        }
+    }
+
     fn header(&self, cell: u64, shape: &CellShape) -> CellHeader<'_> {
         CellHeader {
+            format: match self.seal {
+                Some(_) => SEALED_FORMAT_VERSION,
+                None => DISK_FORMAT_VERSION,
+            },
             identity: &self.store.identity,
             name: &self.name,
             class: self.class,
             block: self.block,
             cell,
             shard_bytes: shape.shard_bytes,
-            sums: &self.sums,
+            sums: &self.told,
         }
     }
 

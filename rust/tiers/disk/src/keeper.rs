@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::book::Victim;
+use crate::format::DISK_FORMAT_VERSION;
 use crate::index::{DiskIndex, IndexOwner};
 use crate::lock;
 use crate::path::lane::DiskLane;
@@ -238,6 +239,7 @@ impl Keeper {
 /// The owner that the index of a store must name.
 pub(crate) fn owner<'a>(shared: &DiskShared, store: &'a DiskStore) -> IndexOwner<'a> {
     IndexOwner {
+        format: shared.seals.format(DISK_FORMAT_VERSION),
         identity: &store.identity,
         ranks: shared.ranks,
         cells: shared.shapes.iter().map(|shape| shape.cell_bytes).collect(),

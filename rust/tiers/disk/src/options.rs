@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::door::{Door, SystemDoor};
 use hybrid_pages::error::{Error, Result};
+use hybrid_pages_tiers::EncryptKeys;
 
 /// Most threads of one disk.
 pub(crate) const MAX_THREADS: usize = 64;
@@ -31,6 +32,8 @@ pub struct DiskOptions {
     pub queue_bytes: u64,
     /// The first pause before the disk is tried again after an outage. Pauses double, up to 64 times the first.
     pub retry: Duration,
+    /// The keys that entries are encrypted with; `None` leaves them as they are.
+    pub keys: Option<EncryptKeys>,
     /// The door through which files are opened.
     pub door: Arc<dyn Door>,
 }
@@ -47,6 +50,7 @@ impl DiskOptions {
             threads: 4,
             queue_bytes: 1 << 30,
             retry: Duration::from_secs(1),
+            keys: None,
             door: Arc::new(SystemDoor),
         }
     }

@@ -5,6 +5,7 @@ use crate::format::HEADER_BYTES;
 use hybrid_pages::error::{Error, Result};
 use hybrid_pages::geometry::Geometry;
 use hybrid_pages::transfer::TILE_BYTES;
+use hybrid_pages_tiers::sealed_bytes;
 
 /// Most payload of one piece: enough to keep a disk busy, and small enough that several threads share a large entry.
 const PIECE_BYTES: usize = 1 << 20;
@@ -21,6 +22,8 @@ pub(crate) struct ShardPart {
     pub(crate) length: usize,
     /// Offset in the piece.
     pub(crate) at: usize,
+    /// Bytes in the piece, with the seals of the tiles.
+    pub(crate) stored: usize,
 }
 
 /// A piece: a stretch of a cell that one call reads or writes.
@@ -36,6 +39,8 @@ pub(crate) struct CellPiece {
 #[derive(Debug, Clone)]
 pub(crate) struct CellShape {
     pub(crate) shard_bytes: usize,
+    /// Bytes that the seal of a tile takes; 0 for entries that are not encrypted.
+    pub(crate) seal_bytes: usize,
     pub(crate) cell_bytes: u64,
     /// Slots of the host that an entry takes.
     pub(crate) slots: usize,
@@ -44,7 +49,7 @@ pub(crate) struct CellShape {
 }
 
 impl CellShape {
-    fn new(shard_bytes: usize, ranks: usize, slots: usize) -> Self {
+    fn new(shard_bytes: usize, ranks: usize, slots: usize, seal_bytes: usize) -> Self {
         let mut pieces = Vec::new();
         let mut piece = CellPiece {
             at: 0,
@@ -56,7 +61,8 @@ impl CellShape {
             while offset < shard_bytes {
                 let room = BUFFER_BYTES - piece.length;
                 // Pieces end at the end of a tile, so each tile is hashed in one go.
-                let length = (shard_bytes - offset).min(room / TILE_BYTES * TILE_BYTES);
+                let tiles = room / (TILE_BYTES + seal_bytes);
+                let length = (shard_bytes - offset).min(tiles * TILE_BYTES);
                 if length == 0 {
                     let at = piece.at + piece.length;
                     let next = CellPiece {
@@ -67,13 +73,15 @@ impl CellShape {
                     pieces.push(std::mem::replace(&mut piece, next));
                     continue;
                 }
+                let stored = sealed_bytes(length, seal_bytes);
                 piece.parts.push(ShardPart {
                     rank,
                     offset,
                     length,
                     at: piece.length,
+                    stored,
                 });
-                piece.length += length.next_multiple_of(ALIGNMENT);
+                piece.length += stored.next_multiple_of(ALIGNMENT);
                 offset += length;
             }
         }
@@ -81,6 +89,7 @@ impl CellShape {
         pieces.push(piece);
         Self {
             shard_bytes,
+            seal_bytes,
             cell_bytes,
             slots,
             pieces,
@@ -93,11 +102,15 @@ impl CellShape {
     }
 }
 
-/// The shapes of a geometry's classes.
+/// The shapes of a geometry's classes. `seal_bytes`: bytes that the seal of a tile takes.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for slots that the ranks can't share, or more ranks than a header has room for.
-pub(crate) fn shapes(geometry: &Geometry, slot_bytes: usize) -> Result<Vec<CellShape>> {
+pub(crate) fn shapes(
+    geometry: &Geometry,
+    slot_bytes: usize,
+    seal_bytes: usize,
+) -> Result<Vec<CellShape>> {
     let ranks = geometry.ranks();
     if ranks > crate::format::MAX_RANKS {
         return Err(Error::InvalidArgument(format!(
@@ -108,7 +121,7 @@ pub(crate) fn shapes(geometry: &Geometry, slot_bytes: usize) -> Result<Vec<CellS
     let classes = geometry.classes().iter();
     let shape = |class: &hybrid_pages::geometry::PageClass| {
         let slots = geometry.slots_per_entry(class.index, slot_bytes)?;
-        Ok(CellShape::new(class.rank_bytes, ranks, slots))
+        Ok(CellShape::new(class.rank_bytes, ranks, slots, seal_bytes))
     };
     classes.map(shape).collect()
 }
@@ -137,8 +150,8 @@ mod tests {
             1 << 20,
             (3 << 20) + 5,
         ] {
-            for ranks in [1, 2, 3, 7] {
-                let shape = CellShape::new(shard, ranks, 1);
+            for (ranks, seal_bytes) in [(1, 0), (2, 0), (3, 0), (7, 0), (1, 32), (3, 32)] {
+                let shape = CellShape::new(shard, ranks, 1, seal_bytes);
                 let mut at = 0;
                 let mut next = vec![0; ranks];
                 for piece in &shape.pieces {
@@ -149,7 +162,8 @@ mod tests {
                     for part in &piece.parts {
                         assert_eq!((part.at, part.offset), (inside, next[part.rank]));
                         assert!(part.offset.is_multiple_of(TILE_BYTES));
-                        inside += part.length.next_multiple_of(ALIGNMENT);
+                        assert_eq!(part.stored, sealed_bytes(part.length, seal_bytes));
+                        inside += part.stored.next_multiple_of(ALIGNMENT);
                         next[part.rank] += part.length;
                     }
                     assert_eq!(inside, piece.length);
@@ -164,9 +178,9 @@ mod tests {
     #[test]
     fn a_full_room_fits_the_quota() {
         let shapes = [
-            CellShape::new(64, 2, 1),
-            CellShape::new(200, 2, 4),
-            CellShape::new(5 << 20, 2, 9),
+            CellShape::new(64, 2, 1, 0),
+            CellShape::new(200, 2, 4, 0),
+            CellShape::new(5 << 20, 2, 9, 32),
         ];
         for quota in [0, 1, 1 << 20, 123_456_789, 1 << 40, u64::MAX] {
             let room = capacity(&shapes, quota);

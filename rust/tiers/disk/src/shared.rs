@@ -21,7 +21,7 @@ use crate::uses::{Learner, Uses};
 use hybrid_pages::error::{Cause, Error, Result};
 use hybrid_pages::guarded;
 use hybrid_pages::transfer::Process;
-use hybrid_pages_tiers::{CopyEnds, Identity, Ledger, PanicFlag, Planes, panicked};
+use hybrid_pages_tiers::{CopyEnds, Identity, Ledger, PanicFlag, Planes, Seals, panicked};
 
 /// How long a thread that needs room waits for others that make some.
 const GIVING: Duration = Duration::from_millis(2);
@@ -40,6 +40,8 @@ pub(crate) struct DiskShared {
     /// The path of the lane, for messages.
     pub(crate) place: String,
     pub(crate) planes: OnceLock<Planes>,
+    /// How entries are named and encrypted.
+    pub(crate) seals: Seals,
     /// The identity, once the disk is to be connected.
     pub(crate) identity: OnceLock<Identity>,
     /// Held while the lane and the store are opened.
@@ -113,6 +115,7 @@ impl DiskShared {
     pub(crate) fn new(
         options: DiskOptions,
         shapes: Vec<CellShape>,
+        seals: Seals,
         (ranks, slot_bytes): (usize, usize),
         learner: Learner,
     ) -> Self {
@@ -120,6 +123,7 @@ impl DiskShared {
         let place = lane::lane_path(&options.path, options.lane);
         Self {
             place: place.clone(),
+            seals,
             slot_bytes,
             uses: Arc::new(Mutex::new(Uses::new(Arc::clone(&door)))),
             keeper: Mutex::default(),
@@ -408,7 +412,7 @@ impl DiskShared {
             block: job.block,
             cell,
             used: minute(&*self.options.door),
-            sums: job.sums.clone(),
+            sums: job.told.clone(),
         };
         book.publish(job.name, place);
         let bytes = self.shapes[job.class].cell_bytes;

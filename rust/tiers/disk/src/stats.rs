@@ -11,6 +11,8 @@ failures! {
         Header = "header",
         /// Bytes whose checksums are not those they were written with.
         Checksum = "checksum",
+        /// Encrypted bytes that were not sealed with this key for this entry and this cell: changed or moved ones.
+        Sealed = "sealed",
         /// A file ends before its cell does.
         Short = "short",
         /// A read that the system refused.

@@ -10,10 +10,12 @@ mod breaker;
 mod by_name;
 mod copies;
 mod counts;
+mod keys;
 mod ledger;
 mod name;
 mod panics;
 mod planes;
+mod seals;
 mod sizes;
 mod speed;
 mod tails;
@@ -22,10 +24,14 @@ pub use breaker::{CircuitBreaker, pause_after};
 pub use by_name::{ByName, Recent};
 pub use copies::{CONNECTED_TWICE, CopyEnds, refused, wait_until};
 pub use counts::{Counts, Failure};
+pub use keys::EncryptKeys;
 pub use ledger::Ledger;
 pub use name::{Identity, Name, mark_name, name_of, tail_group};
 pub use panics::{PanicFlag, panicked};
 pub use planes::Planes;
+pub use seals::{
+    SEAL_BYTES, SEALED_FORMAT_VERSION, Seal, SealLot, SealedPlace, Seals, sealed_bytes,
+};
 pub use sizes::{EntrySize, entry_sizes, largest_entry, queue_slots, shared_room};
 pub use speed::Speed;
 pub use tails::TailNames;

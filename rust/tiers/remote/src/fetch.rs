@@ -19,7 +19,7 @@ use crate::lock;
 use crate::messages::Fetch;
 use crate::pack::PackName;
 use crate::place::of_a_file;
-use crate::shared::{GONE, RemoteShared, left_of};
+use crate::shared::{GONE, RemoteConnection, RemoteShared, left_of};
 use crate::stats::RemoteFailure;
 
 /// How long a read waits for others, since the cache begins all reads of a hit in a row.
@@ -124,7 +124,7 @@ async fn fetch(shared: &Arc<RemoteShared>, permits: &Semaphore, run: Vec<Fetch>)
         .max();
     let end = end.unwrap_or(start);
     let name = lock(&shared.state).catalog.pack(pack);
-    let Some(name) = name else {
+    let Some((name, connection)) = name.zip(shared.connection.get()) else {
         fail(shared, &run, RemoteFailure::Gone, GONE);
         return ReadOutcome::Failed;
     };
@@ -172,7 +172,7 @@ async fn fetch(shared: &Arc<RemoteShared>, permits: &Semaphore, run: Vec<Fetch>)
                 Got::Copied(sums) => Some(sums),
                 Got::Bytes(bytes) if bytes.len() as u64 == end - start => Some(
                     run.iter()
-                        .map(|fetch| copy(shared, fetch, start, &bytes))
+                        .map(|fetch| copy(shared, connection, fetch, start, &bytes))
                         .collect(),
                 ),
                 Got::Bytes(_) | Got::Short => None,
@@ -184,7 +184,7 @@ async fn fetch(shared: &Arc<RemoteShared>, permits: &Semaphore, run: Vec<Fetch>)
                 fail(shared, &run, RemoteFailure::Short, what);
                 return ReadOutcome::Failed;
             };
-            if std::iter::zip(&run, &sums).any(|(fetch, sums)| **sums == *fetch.spot.sums) {
+            if std::iter::zip(&run, &sums).any(|(fetch, sums)| **sums == *fetch.sums) {
                 shared.read_answered(true);
             } else {
                 shared.read_lied(pack);
@@ -225,7 +225,9 @@ async fn read(
         class: fetch.spot.class,
         slots: Arc::clone(&fetch.slots),
         offset: fetch.spot.offset,
-        sums: Arc::default(),
+        sums: Arc::clone(&fetch.sums),
+        seal: fetch.seal.clone(),
+        pack: fetch.spot.pack,
     };
     let parts = run.iter().map(part).collect();
     let file = directory.path_to_filesystem(&path)?;
@@ -242,35 +244,59 @@ async fn read(
     }
 }
 
-/// Copies an entry from the bytes that were read into its slots. Returns the checksums.
-fn copy(shared: &RemoteShared, fetch: &Fetch, start: u64, bytes: &[u8]) -> Vec<u64> {
+/// Copies an entry from the bytes that were read into its slots. Returns the checksums; none if its seal is broken.
+fn copy(
+    shared: &RemoteShared,
+    connection: &RemoteConnection,
+    fetch: &Fetch,
+    start: u64,
+    bytes: &[u8],
+) -> Vec<u64> {
+    let (id, class) = (fetch.copy.id, fetch.spot.class);
     let at = (fetch.spot.offset - start) as usize;
-    let shard = shared.classes[fetch.spot.class].shard_bytes;
-    let shards = bytes[at..at + fetch.bytes as usize].chunks(shard.max(1));
-    let take = |(rank, bytes): (usize, &[u8])| {
+    let shard = shared.classes[class].shard_bytes;
+    let shards = bytes[at..at + fetch.bytes as usize].chunks(shared.stored_shard(class).max(1));
+    let mut sums = Vec::with_capacity(shared.ranks);
+    for (rank, bytes) in shards.enumerate() {
         let mut digests = Vec::with_capacity(shard.div_ceil(TILE_BYTES));
-        shared.scatter(fetch.copy.id, rank, &fetch.slots, 0, bytes, &mut digests);
-        combine(digests.into_iter(), shard)
-    };
-    shards.enumerate().map(take).collect()
+        match &fetch.seal {
+            None => shared.scatter(id, rank, &fetch.slots, 0, bytes, &mut digests),
+            Some(seal) => {
+                let at = shared.sealed_at(connection, fetch.spot.pack, class, &fetch.sums);
+                let mut opened = bytes.to_vec();
+                if !seal.open(&at, rank, 0, &mut opened) {
+                    return Vec::new();
+                }
+                shared.scatter(id, rank, &fetch.slots, 0, &opened, &mut digests);
+            }
+        }
+        sums.push(combine(digests.into_iter(), shard));
+    }
+    sums
 }
 
 /// Ends the read of an entry whose bytes are in its slots.
 fn take(shared: &RemoteShared, fetch: &Fetch, sums: Vec<u64>) {
-    if sums == *fetch.spot.sums {
+    if sums == *fetch.sums {
         shared.ledger.count(|counts| {
             counts.reads += 1;
             counts.read_bytes += fetch.bytes;
         });
         shared.end(fetch.copy.id, Ok(sums));
     } else {
-        let what = "expected the bytes that were written, found others";
+        let (reason, what) = if sums.is_empty() {
+            let what = "expected bytes that were sealed for this pack with this key, found others";
+            (RemoteFailure::Sealed, what)
+        } else {
+            let what = "expected the bytes that were written, found others";
+            (RemoteFailure::Checksum, what)
+        };
         let pack = Some(fetch.spot.pack);
         let mut state = lock(&shared.state);
         state.catalog.remove(&fetch.name, pack, &shared.classes);
         drop(state);
         // Entries that hang from this one may still be right.
-        shared.fail(fetch.copy.id, RemoteFailure::Checksum, what);
+        shared.fail(fetch.copy.id, reason, what);
     }
 }
 
@@ -322,6 +348,8 @@ mod tests {
                 offset,
                 sums: Box::default(),
             },
+            sums: Arc::default(),
+            seal: None,
             bytes,
             slots: Arc::default(),
             begun: Instant::now(),

@@ -15,13 +15,17 @@ use futures::stream::{self, BoxStream};
 use hybrid_pages::ids::SlotId;
 use hybrid_pages::tier::CopyId;
 use hybrid_pages::transfer::{TILE_BYTES, combine};
+use hybrid_pages_tiers::{Seal, sealed_bytes};
 use tokio::sync::mpsc::{Sender, channel};
 
 use crate::lock;
-use crate::shared::RemoteShared;
+use crate::pack::PackId;
+use crate::shared::{RemoteConnection, RemoteShared};
 
-/// Number of bytes that are read or written at a time.
-const PIECE: usize = 16 * TILE_BYTES;
+/// Number of tiles that are read or written at a time.
+const TILES: usize = 16;
+/// Bytes of a shard that are read or written at a time.
+const PIECE: usize = TILES * TILE_BYTES;
 /// Most names that a listing has read ahead.
 const LISTED: usize = 1024;
 /// Kinds of errors for a file that was removed after its name was listed.
@@ -37,6 +41,8 @@ pub(crate) struct FilePart {
     pub(crate) offset: u64,
     /// Checksums that the bytes should have.
     pub(crate) sums: Arc<[u64]>,
+    pub(crate) seal: Option<Seal>,
+    pub(crate) pack: PackId,
 }
 
 /// Whether a copy was stopped. The lock is held while its slots are touched.
@@ -62,7 +68,7 @@ impl Drop for Stops {
     }
 }
 
-/// Reads parts of a file into their slots. Returns the checksums of the bytes.
+/// Reads parts of a file into their slots. Returns the checksums of the bytes; none for a part whose seal is broken.
 ///
 /// # Errors
 /// [`ErrorKind::UnexpectedEof`] if the file ends before.
@@ -175,17 +181,25 @@ fn read_parts(
     parts: &[FilePart],
     stopped: &Stopped,
 ) -> io::Result<Vec<Vec<u64>>> {
-    let mut buffer = vec![0; PIECE];
+    let mut buffer = vec![0; TILES * shared.stored_tile()];
     let mut read = Vec::with_capacity(parts.len());
-    for part in parts {
+    let Some(connection) = shared.connection.get() else {
+        return Err(ErrorKind::NotConnected.into());
+    };
+    'parts: for part in parts {
         file.seek(SeekFrom::Start(part.offset))?;
         let shard = shared.classes[part.class].shard_bytes;
         let mut sums = Vec::with_capacity(shared.ranks);
         for rank in 0..shared.ranks {
             let mut digests = Vec::with_capacity(shard.div_ceil(TILE_BYTES));
             for at in (0..shard).step_by(PIECE) {
-                let piece = &mut buffer[..PIECE.min(shard - at)];
+                let length = PIECE.min(shard - at);
+                let piece = &mut buffer[..sealed_bytes(length, shared.seals.tile_bytes())];
                 file.read_exact(piece)?;
+                if !open(shared, connection, part, (rank, at / TILE_BYTES), piece) {
+                    read.push(Vec::new());
+                    continue 'parts;
+                }
                 let held = stopped.check()?;
                 shared.scatter(part.copy, rank, &part.slots, at, piece, &mut digests);
                 drop(held);
@@ -195,6 +209,20 @@ fn read_parts(
         read.push(sums);
     }
     Ok(read)
+}
+
+/// Opens tiles of an encrypted part, in place. False if one of them is not what was sealed here.
+fn open(
+    shared: &RemoteShared,
+    connection: &RemoteConnection,
+    part: &FilePart,
+    (rank, first): (usize, usize),
+    bytes: &mut [u8],
+) -> bool {
+    part.seal.as_ref().is_none_or(|seal| {
+        let at = shared.sealed_at(connection, part.pack, part.class, &part.sums);
+        seal.open(&at, rank, first, bytes)
+    })
 }
 
 fn write_parts(
@@ -208,14 +236,32 @@ fn write_parts(
         return Ok(Some(0));
     };
     file.write_all(head)?;
+    let mut buffer = Vec::new();
     for (at, part) in parts.iter().enumerate() {
         let shard = shared.classes[part.class].shard_bytes;
+        let lot = part.seal.as_ref().map(Seal::lot).transpose();
+        let lot = lot.map_err(io::Error::other)?;
         for rank in 0..shared.ranks {
             let mut digests = Vec::with_capacity(shard.div_ceil(TILE_BYTES));
             for from in (0..shard).step_by(PIECE) {
                 let piece = from..shard.min(from + PIECE);
                 let length = piece.len();
                 let held = stopped.check()?;
+                if let Some(lot) = &lot {
+                    buffer.resize(sealed_bytes(length, shared.seals.tile_bytes()), 0);
+                    let slots = &part.slots;
+                    let there =
+                        shared.gather(part.copy, rank, slots, from, &mut buffer, &mut digests);
+                    drop(held);
+                    if !there {
+                        return Ok(Some(at));
+                    }
+                    let place = shared.sealed_at(connection, part.pack, part.class, &part.sums);
+                    lot.seal(&place, rank, from / TILE_BYTES, &mut buffer)
+                        .map_err(io::Error::other)?;
+                    file.write_all(&buffer)?;
+                    continue;
+                }
                 let there = shared.digest(part.copy, rank, &part.slots, piece, &mut digests);
                 drop(held);
                 if !there {
@@ -320,6 +366,12 @@ mod tests {
             slots: Arc::from([SlotId(0)]),
             offset: 0,
             sums: Arc::from([checksum(&vec![1; PIECE])]),
+            seal: None,
+            pack: PackId {
+                made: 0,
+                writer: 0,
+                number: 0,
+            },
         };
         (shared, part)
     }

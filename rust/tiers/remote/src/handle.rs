@@ -52,11 +52,12 @@ impl RemoteHandle {
         let (uploads, to_write) = unbounded_channel();
         let (fetches, to_read) = unbounded_channel();
         let tasks = runtime.handle().clone();
+        let identity = shared.seals.identity(identity);
         let connection = RemoteConnection {
             planes,
-            identity: *identity,
+            identity,
             writer,
-            folder: shared.folder(identity),
+            folder: shared.folder(&identity),
             tasks: tasks.clone(),
             uploads,
             fetches,

@@ -303,8 +303,8 @@ async fn table(
     let (reason, what) = match read {
         Ok(Ok(found)) => {
             shared.read_answered(true);
-            let (identity, classes) = (&connection.identity, &shared.classes);
-            match PackTable::decode(&found, identity, name, bytes, classes, shared.ranks) {
+            let (ours, classes) = ((shared.format(), &connection.identity), &shared.classes);
+            match PackTable::decode(&found, ours, name, bytes, classes, shared.ranks) {
                 Ok(table) => return TableOutcome::Table(table),
                 Err(what) => {
                     shared

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use hybrid_pages::ids::SlotId;
 use hybrid_pages::tier::CopyId;
-use hybrid_pages_tiers::Name;
+use hybrid_pages_tiers::{Name, Seal};
 
 use crate::catalog::PackSpot;
 
@@ -43,6 +43,9 @@ pub(crate) struct Fetch {
     pub(crate) copy: Begun,
     pub(crate) name: Name,
     pub(crate) spot: PackSpot,
+    /// Checksums that the bytes should have.
+    pub(crate) sums: Arc<[u64]>,
+    pub(crate) seal: Option<Seal>,
     pub(crate) bytes: u64,
     pub(crate) slots: Arc<[SlotId]>,
     pub(crate) begun: Instant,
@@ -65,4 +68,7 @@ pub(crate) struct EntryWrite {
     pub(crate) class: usize,
     pub(crate) slots: Arc<[SlotId]>,
     pub(crate) sums: Arc<[u64]>,
+    /// The checksums as they are in the pack: hidden ones if the entry is encrypted.
+    pub(crate) told: Box<[u64]>,
+    pub(crate) seal: Option<Seal>,
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use hybrid_pages::error::{Error, Result};
+use hybrid_pages_tiers::EncryptKeys;
 
 use crate::place::RemotePlace;
 
@@ -72,6 +73,8 @@ pub struct RemoteOptions {
     pub whole: Duration,
     /// Most entries in the catalog. Beyond that it forgets the oldest packs.
     pub most_entries: usize,
+    /// The keys that entries are encrypted with; `None` leaves them as they are.
+    pub keys: Option<EncryptKeys>,
 }
 
 impl RemoteOptions {
@@ -92,6 +95,7 @@ impl RemoteOptions {
             skew: Duration::from_secs(30),
             whole: Duration::from_secs(600),
             most_entries: 4 << 20,
+            keys: None,
         }
     }
 

@@ -4,7 +4,9 @@ use std::fmt;
 
 use hybrid_pages_tiers::{EntrySize, Identity, Name};
 
-/// Version of everything below a remote URL. Packs of another version have another folder and are left alone.
+/// Version of everything below a remote URL, except encrypted entries, which have
+/// [another](hybrid_pages_tiers::SEALED_FORMAT_VERSION). Packs of another version have another folder and are left
+/// alone.
 pub const REMOTE_FORMAT_VERSION: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"HYBPPACK";
@@ -97,7 +99,7 @@ pub(crate) struct PackRecord {
     pub(crate) class: usize,
     /// Offset of the first shard in the object. The shards follow one another, in the order of ranks.
     pub(crate) offset: u64,
-    /// Checksums of the shards, one per rank.
+    /// Checksums of the shards, one per rank; hidden ones if the entry is encrypted.
     pub(crate) sums: Box<[u64]>,
 }
 
@@ -145,13 +147,13 @@ impl PackTable {
         }
     }
 
-    /// Encodes the table.
-    pub(crate) fn encode(&self, identity: &Identity, id: PackId) -> Vec<u8> {
+    /// Encodes the table of a pack of this format.
+    pub(crate) fn encode(&self, format: u32, identity: &Identity, id: PackId) -> Vec<u8> {
         let ranks = self.records.first().map_or(1, |record| record.sums.len());
         let length = table_bytes(self.records.len(), ranks);
         let mut bytes = Vec::with_capacity(length as usize);
         bytes.extend(MAGIC);
-        bytes.extend(REMOTE_FORMAT_VERSION.to_le_bytes());
+        bytes.extend(format.to_le_bytes());
         bytes.extend((ranks as u32).to_le_bytes());
         bytes.extend(identity);
         bytes.extend(id.made.to_le_bytes());
@@ -174,14 +176,14 @@ impl PackTable {
         bytes
     }
 
-    /// Decodes the table at the front of an object of `object_bytes`, which must be the pack with this name and
-    /// identity.
+    /// Decodes the table at the front of an object of `object_bytes`, which must be the pack with this name, and of
+    /// this format and identity.
     ///
     /// # Errors
     /// A text that says what was expected and found.
     pub(crate) fn decode(
         bytes: &[u8],
-        identity: &Identity,
+        (format, identity): (u32, &Identity),
         name: PackName,
         object_bytes: u64,
         classes: &[EntrySize],
@@ -201,7 +203,7 @@ impl PackTable {
             u64::from_le_bytes(word)
         };
         let half = |at: usize| (word(at - at % 8) >> (8 * (at % 8))) as u32;
-        if told[..8] != MAGIC || half(8) != REMOTE_FORMAT_VERSION {
+        if told[..8] != MAGIC || half(8) != format {
             return refused("a pack of this format");
         }
         if told[16..48] != *identity || half(12) as usize != ranks {
@@ -276,6 +278,7 @@ mod tests {
         },
     ];
     const IDENTITY: Identity = [9; 32];
+    const OURS: (u32, &Identity) = (REMOTE_FORMAT_VERSION, &IDENTITY);
 
     fn pack() -> (PackName, PackTable, Vec<u8>) {
         let id = PackId {
@@ -289,7 +292,7 @@ mod tests {
             ([3; 32], 0, &[5, 6]),
         ];
         let table = PackTable::of(&entries, &CLASSES);
-        let bytes = table.encode(&IDENTITY, id);
+        let bytes = table.encode(REMOTE_FORMAT_VERSION, &IDENTITY, id);
         let name = PackName {
             id,
             table_bytes: bytes.len() as u64,
@@ -302,7 +305,7 @@ mod tests {
         let (name, table, bytes) = pack();
         assert_eq!(table_bytes(3, 2), bytes.len() as u64);
         assert_eq!(table.object_bytes, bytes.len() as u64 + 1600);
-        let found = PackTable::decode(&bytes, &IDENTITY, name, table.object_bytes, &CLASSES, 2);
+        let found = PackTable::decode(&bytes, OURS, name, table.object_bytes, &CLASSES, 2);
         assert_eq!(found, Ok(table));
         assert_eq!(PackName::parse(&name.to_string()), Some(name));
     }
@@ -314,8 +317,7 @@ mod tests {
             for bit in [0, 7] {
                 let mut other = bytes.clone();
                 other[at] ^= 1 << bit;
-                let found =
-                    PackTable::decode(&other, &IDENTITY, name, table.object_bytes, &CLASSES, 2);
+                let found = PackTable::decode(&other, OURS, name, table.object_bytes, &CLASSES, 2);
                 assert!(found.is_err(), "byte {at}");
             }
         }
@@ -325,9 +327,18 @@ mod tests {
     fn a_table_of_another_pack_identity_or_length_is_refused() {
         let (name, table, bytes) = pack();
         let decode = |bytes: &[u8], identity, name, length, ranks| {
-            PackTable::decode(bytes, identity, name, length, &CLASSES, ranks)
+            PackTable::decode(
+                bytes,
+                (REMOTE_FORMAT_VERSION, identity),
+                name,
+                length,
+                &CLASSES,
+                ranks,
+            )
         };
         let length = table.object_bytes;
+        let sealed = (REMOTE_FORMAT_VERSION + 1, &IDENTITY);
+        assert!(PackTable::decode(&bytes, sealed, name, length, &CLASSES, 2).is_err());
         let mut other = name;
         other.id.number += 1;
         assert!(decode(&bytes, &IDENTITY, other, length, 2).is_err());

@@ -8,9 +8,7 @@ use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::{EntryKey, SlotId};
 use hybrid_pages::policy::{NewEntry, Policy};
 use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room};
-use hybrid_pages_tiers::{
-    entry_sizes, largest_entry, name_of, queue_slots, refused, shared_room, tail_group,
-};
+use hybrid_pages_tiers::{Seal, entry_sizes, largest_entry, queue_slots, refused, shared_room};
 
 use crate::catalog::Catalog;
 use crate::freshness::FreshnessAnswer;
@@ -139,7 +137,9 @@ impl Below for Remote {
 
     fn write(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId], checksums: &[u64]) {
         let shared = &self.shared;
-        let (name, class) = (name_of(key), key.class_index);
+        let (name, seal) = shared.seals.entry(key);
+        let class = key.class_index;
+        let told = mask(seal.as_ref(), checksums);
         let Some(connection) = shared.connection.get().filter(|_| self.is_used()) else {
             return self.end(copy, Err(refused("a store that takes writes", "none")));
         };
@@ -155,7 +155,7 @@ impl Below for Remote {
             return self.end(copy, Err(refused("a store that takes writes", "none")));
         }
         let known = state.catalog.find(&name);
-        if known.is_some_and(|spot| spot.sums[..] == *checksums) {
+        if known.is_some_and(|spot| spot.sums == told) {
             drop(state);
             shared.ledger.count(|counts| counts.spared_writes += 1);
             return self.end(copy, Ok(Vec::new()));
@@ -173,6 +173,8 @@ impl Below for Remote {
             class,
             slots: slots.into(),
             sums: checksums.into(),
+            told,
+            seal,
         };
         if let Err(unsent) = connection.uploads.send(Upload::Entry(entry)) {
             shared.end(copy, Err(refused("a store that is open", "a closed one")));
@@ -182,7 +184,7 @@ impl Below for Remote {
 
     fn read(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId]) {
         let shared = &self.shared;
-        let name = name_of(key);
+        let (name, seal) = shared.seals.entry(key);
         let used = self.is_used();
         let mut state = lock(&shared.state);
         let out = state.is_out() || !used;
@@ -207,6 +209,8 @@ impl Below for Remote {
             copy: Begun::new(copy, Arc::downgrade(shared) as _),
             name,
             bytes: class.bytes,
+            sums: mask(seal.as_ref(), &spot.sums).into(),
+            seal,
             spot,
             slots: slots.into(),
             begun,
@@ -227,7 +231,7 @@ impl Below for Remote {
             self.shared.ledger.count(|counts| counts.misses += 1);
             return Found::Absent;
         }
-        let name = name_of(key);
+        let (name, seal) = self.shared.seals.entry(key);
         let mut state = lock(&self.shared.state);
         let suspect = state.suspects.get(&name).copied();
         let suspect = suspect.is_some_and(|until| {
@@ -244,7 +248,7 @@ impl Below for Remote {
         }
         let spot = state.catalog.find(&name);
         if let Some(spot) = spot.filter(|spot| spot.class == key.class_index) {
-            let sums = spot.sums.to_vec();
+            let sums = mask(seal.as_ref(), &spot.sums).into_vec();
             drop(state);
             self.shared.ledger.count(|counts| counts.hits += 1);
             return Found::Here(sums);
@@ -266,15 +270,15 @@ impl Below for Remote {
     }
 
     fn may_have(&mut self, key: &EntryKey) -> Option<bool> {
-        let state = lock(&self.shared.state);
-        Some(state.catalog.find(&name_of(key)).is_some())
+        let name = self.shared.seals.name_of(key);
+        Some(lock(&self.shared.state).catalog.find(&name).is_some())
     }
 
     fn tail_lengths(&mut self, namespace: &[u8], stem: u64, lengths: &mut Vec<u32>) -> bool {
         if !self.is_used() {
             return false;
         }
-        let group = tail_group(namespace, stem);
+        let group = self.shared.seals.tail_group(namespace, stem);
         let answer = {
             let mut state = lock(&self.shared.state);
             if state.is_out() || state.catalog.tail_lengths(group, lengths) {
@@ -303,18 +307,20 @@ impl Below for Remote {
 
     /// Undoes a write under way. An entry in the store stays, since others may use it.
     fn evict(&mut self, key: &EntryKey) {
-        lock(&self.shared.state).writing.remove(&name_of(key));
+        let name = self.shared.seals.name_of(key);
+        lock(&self.shared.state).writing.remove(&name);
     }
 
     fn remove(&mut self, key: &EntryKey) {
-        let name = name_of(key);
+        let name = self.shared.seals.name_of(key);
         let mut state = lock(&self.shared.state);
         state.writing.remove(&name);
         state.catalog.remove(&name, None, &self.shared.classes);
     }
 
     fn forget(&mut self, key: &EntryKey) {
-        lock(&self.shared.state).writing.remove(&name_of(key));
+        let name = self.shared.seals.name_of(key);
+        lock(&self.shared.state).writing.remove(&name);
     }
 
     /// Stops sharing, since the identity does not describe this engine's results any more, and takes back all packs
@@ -347,6 +353,11 @@ impl Below for Remote {
             .ledger
             .note("after a reset nothing is shared until the engine starts anew");
     }
+}
+
+/// Hides the checksums of an entry that is encrypted, or shows them.
+fn mask(seal: Option<&Seal>, sums: &[u64]) -> Box<[u64]> {
+    seal.map_or_else(|| sums.into(), |seal| seal.mask(sums))
 }
 
 impl Drop for Remote {

@@ -12,8 +12,8 @@ use hybrid_pages::ids::SlotId;
 use hybrid_pages::tier::CopyId;
 use hybrid_pages::transfer::{Process, TILE_BYTES, tile_digest};
 use hybrid_pages_tiers::{
-    CircuitBreaker, CopyEnds, EntrySize, Identity, Ledger, Name, PanicFlag, Planes, Recent, Speed,
-    panicked,
+    CircuitBreaker, CopyEnds, EntrySize, Identity, Ledger, Name, PanicFlag, Planes, Recent,
+    SealedPlace, Seals, Speed, panicked, sealed_bytes,
 };
 use object_store::path::Path;
 use tokio::runtime::{Handle, Runtime};
@@ -27,6 +27,8 @@ use crate::options::RemoteOptions;
 use crate::pack::{PackId, PackName, REMOTE_FORMAT_VERSION};
 use crate::stats::{RemoteFailure, RemoteStats};
 
+/// The kind of tier in the places of seals.
+const IN_A_PACK: u64 = 2;
 /// Most entries that are remembered because their read has failed.
 const MOST_SUSPECTS: usize = 1 << 20;
 
@@ -34,7 +36,10 @@ const MOST_SUSPECTS: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct RemoteShared {
     pub(crate) options: RemoteOptions,
+    /// Sizes of entries. Their bytes are those in a pack, with the seals of their tiles.
     pub(crate) classes: Vec<EntrySize>,
+    /// How entries are named and encrypted.
+    pub(crate) seals: Seals,
     pub(crate) ranks: usize,
     pub(crate) slot_bytes: usize,
     pub(crate) connection: OnceLock<RemoteConnection>,
@@ -121,14 +126,19 @@ pub(crate) struct RemoteCopy {
 impl RemoteShared {
     pub(crate) fn new(
         options: RemoteOptions,
-        classes: Vec<EntrySize>,
+        mut classes: Vec<EntrySize>,
         ranks: usize,
         slot_bytes: usize,
     ) -> Self {
         let retry = options.retry;
         let suspicion = options.suspicion();
+        let seals = Seals::new(options.keys.clone());
+        for class in &mut classes {
+            class.bytes = (sealed_bytes(class.shard_bytes, seals.tile_bytes()) * ranks) as u64;
+        }
         Self {
             classes,
+            seals,
             ranks,
             slot_bytes,
             connection: OnceLock::new(),
@@ -183,10 +193,42 @@ impl RemoteShared {
         broken
     }
 
+    /// The format of packs.
+    pub(crate) fn format(&self) -> u32 {
+        self.seals.format(REMOTE_FORMAT_VERSION)
+    }
+
+    /// Bytes that one rank's shard takes in a pack.
+    pub(crate) fn stored_shard(&self, class: usize) -> usize {
+        let shard_bytes = self.classes[class].shard_bytes;
+        sealed_bytes(shard_bytes, self.seals.tile_bytes())
+    }
+
+    /// Bytes that a tile takes in a pack, at most, with its seal.
+    pub(crate) fn stored_tile(&self) -> usize {
+        TILE_BYTES + self.seals.tile_bytes()
+    }
+
+    /// The place of an entry in a pack, to which its bytes are sealed.
+    pub(crate) fn sealed_at<'a>(
+        &'a self,
+        connection: &'a RemoteConnection,
+        id: PackId,
+        class: usize,
+        sums: &'a [u64],
+    ) -> SealedPlace<'a> {
+        SealedPlace {
+            identity: &connection.identity,
+            place: [IN_A_PACK, id.made, id.writer, u64::from(id.number)],
+            shard_bytes: self.classes[class].shard_bytes,
+            sums,
+        }
+    }
+
     /// The folder of an identity, below the prefix.
     pub(crate) fn folder(&self, identity: &Identity) -> Path {
         let hex: String = identity.iter().map(|byte| format!("{byte:02x}")).collect();
-        let version = format!("hybrid-pages-v{REMOTE_FORMAT_VERSION}");
+        let version = format!("hybrid-pages-v{}", self.format());
         self.options.place.prefix.clone().join(version).join(hex)
     }
 
@@ -318,7 +360,7 @@ impl RemoteShared {
     }
 
     /// Copies a piece of a shard out of a copy's slots, and appends the digests of the piece's tiles. `from` is the
-    /// start of a tile. False if the copy has given up its slots.
+    /// start of a tile. In `bytes`, each tile has room for its seal behind it. False if the copy has given up its slots.
     pub(crate) fn gather(
         &self,
         copy: CopyId,
@@ -329,7 +371,9 @@ impl RemoteShared {
         digests: &mut Vec<u64>,
     ) -> bool {
         let gather = |planes: &Planes| {
-            for (at, tile) in bytes.chunks_mut(TILE_BYTES).enumerate() {
+            let seal = self.seals.tile_bytes();
+            for (at, tile) in bytes.chunks_mut(self.stored_tile()).enumerate() {
+                let (tile, _) = tile.split_at_mut(tile.len() - seal);
                 // SAFETY: nobody writes the slots meanwhile.
                 digests.push(unsafe { planes.gather(rank, slots, from + at * TILE_BYTES, tile) });
             }
@@ -357,7 +401,7 @@ impl RemoteShared {
     }
 
     /// Copies a piece of a shard into a copy's slots and appends the digests of the piece's tiles, unless the copy
-    /// has given up its slots.
+    /// has given up its slots. In `bytes`, each tile has its seal behind it.
     pub(crate) fn scatter(
         &self,
         copy: CopyId,
@@ -367,7 +411,11 @@ impl RemoteShared {
         bytes: &[u8],
         digests: &mut Vec<u64>,
     ) {
-        let tiles = || bytes.chunks(TILE_BYTES);
+        let seal = self.seals.tile_bytes();
+        let tiles = || {
+            let stored = bytes.chunks(self.stored_tile());
+            stored.map(move |tile| &tile[..tile.len() - seal])
+        };
         let scatter = |planes: &Planes| {
             for (at, tile) in tiles().enumerate() {
                 // SAFETY: nobody else uses the slots before this copy's end.

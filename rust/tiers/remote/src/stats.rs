@@ -9,6 +9,8 @@ failures! {
         Table = "table",
         /// Bytes whose checksums are not those they were written with.
         Checksum = "checksum",
+        /// Encrypted bytes that were not sealed with this key for this entry and this pack: changed or moved ones.
+        Sealed = "sealed",
         /// An object that ends before its entry does.
         Short = "short",
         /// A read that the store refused, or a store that can't be reached.

@@ -91,34 +91,34 @@ async fn put(
             shared.end(entry.copy.id, Err(Error::remote(what)));
         }
     }
-    let mut payload = Vec::new();
-    if shared.options.place.directory.is_none() {
-        wanted.retain(|entry| {
-            let bytes = gather(shared, entry);
-            let is_right = bytes.is_some();
-            payload.extend(bytes);
-            is_right
-        });
-    }
     let id = PackId {
         made: now(),
         writer: connection.writer,
         number,
     };
+    let mut payload = Vec::new();
+    if shared.options.place.directory.is_none() {
+        wanted.retain(|entry| {
+            let bytes = gather(shared, connection, id, entry);
+            let is_right = bytes.is_some();
+            payload.extend(bytes);
+            is_right
+        });
+    }
     let (name, path, mut table, failure) = loop {
         if wanted.is_empty() {
             return;
         }
         let laid: Vec<(Name, usize, &[u64])> = wanted
             .iter()
-            .map(|entry| (entry.name, entry.class, &entry.sums[..]))
+            .map(|entry| (entry.name, entry.class, &entry.told[..]))
             .collect();
         let table = PackTable::of(&laid, &shared.classes);
-        let head = table.encode(&connection.identity, id);
+        let head = table.encode(shared.format(), &connection.identity, id);
         let table_bytes = head.len() as u64;
         let name = PackName { id, table_bytes };
         let path = connection.folder.clone().join(name.to_string());
-        let sending = send(shared, &path, head, &payload, &wanted);
+        let sending = send(shared, &path, (id, head), &payload, &wanted);
         let outcome = timeout(shared.options.write_limit, sending).await;
         shared.ledger.count(|counts| counts.puts += 1);
         let failure = match outcome {
@@ -192,7 +192,7 @@ async fn put(
 async fn send(
     shared: &Arc<RemoteShared>,
     path: &Path,
-    head: Vec<u8>,
+    (id, head): (PackId, Vec<u8>),
     payload: &[Bytes],
     entries: &[EntryWrite],
 ) -> object_store::Result<Option<usize>> {
@@ -208,6 +208,8 @@ async fn send(
         slots: Arc::clone(&entry.slots),
         offset: 0,
         sums: Arc::clone(&entry.sums),
+        seal: entry.seal.clone(),
+        pack: id,
     };
     let parts = entries.iter().map(part).collect();
     let file = directory.path_to_filesystem(path)?;
@@ -216,22 +218,53 @@ async fn send(
         .map_err(of_a_file)
 }
 
-/// Copies an entry out of its slots; `None` if they don't have the bytes it was offered with.
-fn gather(shared: &RemoteShared, entry: &EntryWrite) -> Option<Bytes> {
+/// Copies an entry out of its slots, and encrypts it if there is a key; `None` if they don't have the bytes it was
+/// offered with.
+fn gather(
+    shared: &RemoteShared,
+    connection: &RemoteConnection,
+    id: PackId,
+    entry: &EntryWrite,
+) -> Option<Bytes> {
     let class = shared.classes[entry.class];
     let mut bytes = vec![0; class.bytes as usize];
     let (copy, slots) = (entry.copy.id, &entry.slots);
-    let shards = bytes.chunks_exact_mut(class.shard_bytes.max(1));
+    let shards = bytes.chunks_exact_mut(shared.stored_shard(entry.class).max(1));
     for (rank, shard) in shards.enumerate() {
-        let mut digests = Vec::with_capacity(shard.len().div_ceil(TILE_BYTES));
+        let mut digests = Vec::with_capacity(class.shard_bytes.div_ceil(TILE_BYTES));
         let there = shared.gather(copy, rank, slots, 0, shard, &mut digests);
-        let sum = combine(digests.into_iter(), shard.len());
+        let sum = combine(digests.into_iter(), class.shard_bytes);
         if !there || entry.sums.get(rank) != Some(&sum) {
             differs(shared, entry);
             return None;
         }
     }
+    let sealed = seal(shared, connection, id, entry, &mut bytes);
+    if let Err(what) = sealed {
+        shared.fail(copy, RemoteFailure::Sealed, what);
+        return None;
+    }
     Some(bytes.into())
+}
+
+/// Encrypts the shards of an entry, if there is a key.
+fn seal(
+    shared: &RemoteShared,
+    connection: &RemoteConnection,
+    id: PackId,
+    entry: &EntryWrite,
+    bytes: &mut [u8],
+) -> Result<(), Cause> {
+    let Some(seal) = &entry.seal else {
+        return Ok(());
+    };
+    let lot = seal.lot()?;
+    let at = shared.sealed_at(connection, id, entry.class, &entry.sums);
+    let shards = bytes.chunks_exact_mut(shared.stored_shard(entry.class).max(1));
+    for (rank, shard) in shards.enumerate() {
+        lot.seal(&at, rank, 0, shard)?;
+    }
+    Ok(())
 }
 
 fn differs(shared: &RemoteShared, entry: &EntryWrite) {

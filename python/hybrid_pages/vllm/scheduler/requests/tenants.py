@@ -4,26 +4,28 @@ The requests with one ``cache_salt`` are a tenant, and those without a salt are 
 """
 
 from hybrid_pages import Cache
+from hybrid_pages.adapter.keys import of_tenant
 
 
-def tenant_of(salt: str | None, share: float) -> bytes:
-    """The name of a salt's tenant; empty for all tenants if their share is not limited."""
-    return b"" if share >= 1 or not salt else salt.encode("utf-8", "surrogatepass")
+def tenant_of(salt: str | None, apart: bool) -> bytes:
+    """The name of a salt's tenant; empty for all tenants if they are not told apart."""
+    return salt.encode("utf-8", "surrogatepass") if apart and salt else b""
 
 
 class TenantNamespaces:
     """The namespaces of requests; see :meth:`Cache.namespace`.
 
-    vLLM's block hashes keep salts apart already. If a tenant's share is limited, each tenant has
-    its own namespaces, so that the cache knows the tenant of an entry.
+    vLLM's block hashes keep salts apart already. If a tenant's share is limited, or its entries
+    are encrypted, each tenant has its own namespaces, so that the cache and the tiers know the
+    tenant of an entry.
 
     Args:
         cache: has the namespaces.
-        share: of the budget that one tenant cannot exceed.
+        apart: whether tenants have their own namespaces.
     """
 
-    def __init__(self, cache: Cache, share: float) -> None:
-        self._cache, self._share = cache, share
+    def __init__(self, cache: Cache, *, apart: bool) -> None:
+        self._cache, self._apart = cache, apart
         self._plain = cache.namespace(b"")
         """The namespace of most requests, which is always held."""
 
@@ -34,10 +36,9 @@ class TenantNamespaces:
             identity: everything that the request's bytes depend on besides its block hashes.
             salt: of the request.
         """
-        tenant = tenant_of(salt, self._share)
+        tenant = tenant_of(salt, self._apart)
         if tenant:
-            own = b"tenant" + len(tenant).to_bytes(8, "little") + tenant + identity
-            return self._cache.namespace(own, tenant)
+            return self._cache.namespace(of_tenant(tenant, identity), tenant)
         return self._cache.namespace(identity) if identity else self._plain
 
     def release(self, number: int) -> None:

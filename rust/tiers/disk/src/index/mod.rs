@@ -26,7 +26,7 @@ use backend::{Backend, InMemory, Refused};
 use hybrid_pages::error::Cause;
 use hybrid_pages::policy::MOST_LEARNT;
 use hybrid_pages::transfer::panic_message;
-use hybrid_pages_tiers::{Identity, Name};
+use hybrid_pages_tiers::{Identity, Name, SEALED_FORMAT_VERSION};
 use journal::Journal;
 
 pub(crate) const FILE: &str = "index.redb";
@@ -76,6 +76,7 @@ impl Debug for DiskIndex {
 
 /// The owner of an index. Records are valid only for an equal owner.
 pub(crate) struct IndexOwner<'a> {
+    pub(crate) format: u32,
     pub(crate) identity: &'a Identity,
     pub(crate) ranks: usize,
     /// Bytes of a cell of each class.
@@ -85,6 +86,7 @@ pub(crate) struct IndexOwner<'a> {
 /// The owner that is named in an index file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Claim {
+    pub(crate) format: u32,
     pub(crate) identity: Identity,
     pub(crate) ranks: usize,
     pub(crate) cells: Vec<u64>,
@@ -99,18 +101,20 @@ impl Claim {
             .chunks(8)
             .map(|cell| Some(u64::from_le_bytes(cell.try_into().ok()?)));
         let claim = Self {
+            format: half(0)?,
             identity: head[8..].try_into().ok()?,
             ranks: half(4)? as usize,
             cells: cells.collect::<Option<_>>()?,
         };
-        let sound = half(0)? == DISK_FORMAT_VERSION && (1..=MAX_RANKS).contains(&claim.ranks);
+        let known = [DISK_FORMAT_VERSION, SEALED_FORMAT_VERSION].contains(&claim.format);
+        let sound = known && (1..=MAX_RANKS).contains(&claim.ranks);
         sound.then_some(claim)
     }
 }
 
 impl IndexOwner<'_> {
     fn encode(&self) -> Vec<u8> {
-        let mut bytes = DISK_FORMAT_VERSION.to_le_bytes().to_vec();
+        let mut bytes = self.format.to_le_bytes().to_vec();
         bytes.extend((self.ranks as u32).to_le_bytes());
         bytes.extend(self.identity);
         for cell in &self.cells {
@@ -164,6 +168,7 @@ impl DiskIndex {
             let claim = claim.as_deref().and_then(Claim::decode);
             let claim = claim.ok_or("expected an index of this format, found another")?;
             let owner = IndexOwner {
+                format: claim.format,
                 identity: &claim.identity,
                 ranks: claim.ranks,
                 cells: claim.cells.clone(),

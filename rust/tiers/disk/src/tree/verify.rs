@@ -16,7 +16,7 @@ use crate::path::lane;
 use crate::stats::DiskFailure;
 use hybrid_pages::error::{Error, Result};
 use hybrid_pages::transfer::{TILE_BYTES, combine, tile_digest};
-use hybrid_pages_tiers::Name;
+use hybrid_pages_tiers::{Name, SEAL_BYTES, SEALED_FORMAT_VERSION};
 
 /// Time after which a process's change is in the index or the journal, unless they can't be written.
 const LAG: Duration = Duration::from_secs(1);
@@ -51,6 +51,9 @@ pub struct Verdict {
     pub bad: Vec<Bad>,
     /// Number of damaged records in the index.
     pub damaged_records: u64,
+    /// Whether the entries are encrypted: then only the headers of their cells were compared, since reading the rest
+    /// takes the key.
+    pub encrypted: bool,
 }
 
 impl Verdict {
@@ -129,6 +132,7 @@ impl DiskTree {
         places.sort_unstable_by_key(|(_, place)| (place.class, place.cell));
         let total = places.iter().map(|(_, it)| claim.cells[it.class]).sum();
         let mut verdict = Verdict {
+            encrypted: claim.format == SEALED_FORMAT_VERSION,
             damaged_records: found.damaged.len() as u64,
             ..Verdict::default()
         };
@@ -240,6 +244,7 @@ impl<'a> CellReader<'a> {
         file.read_all(&mut header, start).map_err(reason_of)?;
         let shard_bytes = CellHeader::shard_bytes(&header).ok_or(DiskFailure::Header)?;
         let expected = CellHeader {
+            format: self.claim.format,
             identity: &self.claim.identity,
             name,
             class: place.class,
@@ -248,11 +253,18 @@ impl<'a> CellReader<'a> {
             shard_bytes,
             sums: &place.sums,
         };
-        let padded = (shard_bytes as u64).checked_next_multiple_of(ALIGNMENT as u64);
+        let is_sealed = self.claim.format == SEALED_FORMAT_VERSION;
+        let seals = if is_sealed { SEAL_BYTES as u64 } else { 0 };
+        let tiles = shard_bytes.div_ceil(TILE_BYTES) as u64;
+        let stored = (shard_bytes as u64).checked_add(tiles.saturating_mul(seals));
+        let padded = stored.and_then(|bytes| bytes.checked_next_multiple_of(ALIGNMENT as u64));
         let shards = padded.and_then(|bytes| bytes.checked_mul(self.claim.ranks as u64));
         let whole = shards.and_then(|bytes| bytes.checked_add(HEADER_BYTES as u64));
         if !expected.is(&header) || whole != Some(self.claim.cells[place.class]) {
             return Err(DiskFailure::Header);
+        }
+        if is_sealed {
+            return Ok(());
         }
         let padded = padded.unwrap_or(0);
         let mut bytes = vec![0; STEP.min(shard_bytes)];

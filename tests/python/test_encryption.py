@@ -1,0 +1,134 @@
+"""The setting ``encrypt_key``, and two tenants of a store whose disk is encrypted."""
+
+import hashlib
+import logging
+import os
+import re
+
+import pytest
+
+from hybrid_pages import DiskError, Geometry, Group, Layer, Segment, checksum
+from hybrid_pages.adapter.encryption import read_keys
+from hybrid_pages.adapter.errors import SettingsError
+from hybrid_pages.adapter.store import EntryStore
+from hybrid_pages.adapter.tiers import TierSettings
+from hybrid_pages.vllm.config.settings import Settings
+
+MAIN = "00112233445566778899aabbccddeeff" * 2
+OTHER = "10112233445566778899aabbccddeeff" * 2
+GEOMETRY = Geometry(
+    block_tokens=16,
+    groups=[Group("attention", [Layer("0", [Segment("kv", "uint8", [512])])])],
+    identity={},
+)
+KEY = b"k" * 32
+
+
+def test_keys_come_from_a_file_or_a_variable(tmp_path, monkeypatch):
+    path = tmp_path / "key"
+    path.write_text(MAIN + "\n")
+    assert read_keys("") == ""
+    assert read_keys(str(path)).strip() == MAIN
+    monkeypatch.setenv("KEYS_OF_A_TEST", MAIN)
+    assert read_keys("env:KEYS_OF_A_TEST") == MAIN
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "expected a line with a key"),
+        (MAIN[1:], "line 1: expected a key of 64 hexadecimal digits"),
+        (f"{MAIN}\n{OTHER}", "line 2: expected one key for all"),
+        (f"{MAIN}\ntenant someone {OTHER}", "line 2: expected a key"),
+        (f"{MAIN}\n\xff\0", "line 2: expected a key"),
+    ],
+)
+def test_a_file_without_a_key_is_refused_without_being_repeated(tmp_path, text, said):
+    path = tmp_path / "key"
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(SettingsError, match=f"^encrypt_key: {re.escape(said)}") as error:
+        read_keys(str(path))
+    assert "223344" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"disk_path": "", "encrypt_key": "/key"}, "expected disk_path or remote_url beside it"),
+        ({"remote_url": "mooncake://host:1", "encrypt_key": "/key"}, "Mooncake copies straight"),
+        ({"disk_path": "/a", "disk_gb": 1, "encrypt_key": 3}, "expected a text, found 3"),
+    ],
+)
+def test_a_setting_without_a_place_for_it_is_refused(given, said):
+    with pytest.raises(SettingsError, match=f"^encrypt_key: .*{said}"):
+        TierSettings.read(host_gb=1, **given)
+    if isinstance(given["encrypt_key"], str):
+        with pytest.raises(SettingsError, match=f"^encrypt_key: .*{said}"):
+            Settings.parse(given)
+
+
+@pytest.mark.parametrize("name", ["missing", "env:NO_SUCH_VARIABLE", ".", "\0", "env:"])
+def test_a_place_without_keys_is_refused_at_the_start(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=r"^encrypt_key: expected "):
+        TierSettings.read(
+            host_gb=1, disk_path=tmp_path / "disk", disk_gb=0.001, encrypt_key=name
+        ).require_below()
+    assert os.listdir(tmp_path) == []
+
+
+def test_vllm_tells_tenants_apart_if_their_entries_are_encrypted():
+    assert not Settings.parse({}).tells_tenants_apart
+    assert Settings.parse({"tenant_share": 0.5}).tells_tenants_apart
+    given = {"disk_path": "/a", "disk_gb": 1, "encrypt_key": "/key"}
+    assert Settings.parse(given).tells_tenants_apart
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Opens a store over one disk, with the text of a key file."""
+    stores = []
+
+    def open_store(text):
+        (tmp_path / "key").write_text(text)
+        key = str(tmp_path / "key") if text else ""
+        tiers = TierSettings.read(
+            host_gb=0.001, disk_path=tmp_path / "disk", disk_gb=0.001, encrypt_key=key
+        )
+        log = logging.getLogger("a test")
+        stores.append(EntryStore(GEOMETRY, tiers, policy="lru", facts={}, log=log))
+        return stores[-1]
+
+    yield open_store
+    for store in stores:
+        store.close()
+
+
+def keep(store, salt):
+    page = hashlib.shake_256(salt.encode()).digest(512)
+    with store.using(salt, "state") as namespace:
+        lease = store.index.reserve(namespace, [KEY], [(0, 0)])
+        (entry,) = lease.entries
+        for at, slot in enumerate(entry.slots):
+            size = store.arena.slot_bytes
+            store.arena.write(slot, page[at * size : (at + 1) * size])
+        lease.commit([[checksum(page)]])
+
+
+def has(store, salt):
+    with store.using(salt, "state") as namespace:
+        return store.index.lookup(namespace, [KEY]).blocks == 1
+
+
+def test_a_tenant_is_destroyed_with_its_line_and_a_wrong_key_is_refused(opened):
+    line = f"tenant {hashlib.sha256(b'one').hexdigest()} {OTHER}"
+    with opened(f"{MAIN}\n{line}") as store:
+        for salt in ("", "one", "two"):
+            keep(store, salt)
+    with opened(f"{MAIN}\n{line}") as store:
+        assert [has(store, salt) for salt in ("", "one", "two")] == [True] * 3
+    with opened(MAIN) as store:
+        assert [has(store, salt) for salt in ("", "one", "two")] == [True, False, True]
+    for text in (OTHER, ""):
+        with pytest.raises(DiskError, match=r"expected encrypt_key with the key [0-9a-f]{16}"):
+            opened(text)

@@ -1,0 +1,195 @@
+//! A disk whose entries are encrypted: what is on it without the key, and what another key does to it.
+
+use crate::support;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hybrid_pages_disk::{DiskFailure, DiskTree};
+use hybrid_pages_tiers::EncryptKeys;
+use support::{Engine, Setup, change, geometry};
+
+const MAIN: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+const OTHER: &str = "10112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+/// The SHA-256 of "salt".
+const SALT: &str = "63479ad69a090b258277ec8fba6f99419a2ffb248981510657c944ccd1148e97";
+const HEADER: usize = 4096;
+
+/// Pages of some tiles, so that a shard has several seals.
+fn setup(path: &Path, keys: &str) -> Setup {
+    let mut setup = Setup::small(path);
+    setup.geometry = geometry(40_000, 9_001, 2);
+    setup.slot_bytes = 16_384;
+    with(&setup, keys)
+}
+
+fn with(setup: &Setup, keys: &str) -> Setup {
+    let mut setup = setup.clone();
+    setup.restarts = Arc::default();
+    setup.options.keys = (!keys.is_empty()).then(|| EncryptKeys::parse(keys).unwrap());
+    setup
+}
+
+/// The same engine, for the requests of a tenant.
+fn of_tenant(mut engine: Engine, tenant: &str) -> Engine {
+    let length = (tenant.len() as u64).to_le_bytes();
+    let identity = [&b"tenant"[..], &length, tenant.as_bytes(), b"rest"].concat();
+    engine.namespace = engine.cache.namespace(&identity).unwrap();
+    engine
+}
+
+/// Every file below a directory with its bytes, in order.
+fn files(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(files(&path));
+        } else {
+            let bytes = std::fs::read(&path).unwrap();
+            found.push((path, bytes));
+        }
+    }
+    found.sort();
+    found
+}
+
+fn slab(setup: &Setup) -> PathBuf {
+    let all = files(&setup.options.path);
+    let mut slabs = all.into_iter().map(|(path, _)| path);
+    slabs.find(|path| path.ends_with("class-0.slab")).unwrap()
+}
+
+/// Whether some file has a piece of a page's bytes, or the digest of a prefix.
+fn shows(setup: &Setup, engine: &Engine) -> bool {
+    let shards = engine.shards(0, "ab");
+    let sum = Engine::sums(&shards)[1].to_le_bytes();
+    let pieces = [&shards[0][100..132], &shards[1][39_000..39_032], &sum];
+    files(&setup.options.path).iter().any(|(_, bytes)| {
+        let has = |piece: &[u8]| bytes.windows(piece.len()).any(|found| found == piece);
+        pieces.into_iter().any(has)
+    })
+}
+
+#[test]
+fn bytes_come_back_after_restarts_and_are_on_no_disk_in_the_clear() {
+    for (keys, shown) in [("", true), (MAIN, false)] {
+        let place = tempfile::tempdir().unwrap();
+        let setup = setup(place.path(), keys);
+        let engine = setup.engine();
+        engine.keep("abcd");
+        assert_eq!(shows(&setup, &engine), shown, "{keys:?}");
+        drop(engine);
+        for _ in 0..2 {
+            let engine = setup.engine();
+            assert_eq!(engine.restore("abcde"), 4);
+            assert_eq!(engine.stats().failures, [0; 17]);
+        }
+        let tree = DiskTree::open(&setup.options.path).unwrap();
+        let lanes = tree.lanes(&mut || true).unwrap();
+        let identity = &lanes[0].identities[0].identity;
+        let verdict = tree.verify("lane-0", identity, &mut |_, _| true).unwrap();
+        let verdict = verdict.unwrap();
+        assert_eq!((verdict.good, verdict.encrypted), (5, !shown));
+        assert!(verdict.bad.is_empty());
+    }
+}
+
+#[test]
+fn another_key_and_none_are_refused_by_name_and_nothing_changes() {
+    let place = tempfile::tempdir().unwrap();
+    let first = setup(place.path(), MAIN);
+    first.engine().keep("abc");
+    let before = files(&first.options.path);
+    let id = EncryptKeys::parse(MAIN).unwrap().id();
+    for keys in [OTHER, ""] {
+        let other = with(&first, keys);
+        other.restarts.excuse("the key is refused");
+        let error = other.try_engine().err().unwrap().to_string();
+        let names = error.contains(&id) && error.contains("encrypt_key");
+        assert!(names, "{error}");
+        let strip = |found: Vec<(PathBuf, Vec<u8>)>| -> Vec<_> {
+            let lock = |it: &(PathBuf, Vec<u8>)| !it.0.ends_with("lock");
+            found.into_iter().filter(lock).collect()
+        };
+        let after = files(&first.options.path);
+        assert!(strip(after) == strip(before.clone()), "{keys:?}");
+    }
+    let engine = first.engine();
+    assert_eq!(engine.restore("abc"), 3);
+    // What a loss of power leaves of the mark counts as none.
+    drop(engine);
+    std::fs::write(first.options.path.join("lane-0/encrypted"), [0; 17]).unwrap();
+    assert_eq!(first.engine().restore("abc"), 3);
+    std::fs::write(first.options.path.join("lane-0/encrypted"), "no key").unwrap();
+    let other = with(&first, MAIN);
+    other.restarts.excuse("the mark is refused");
+    assert!(other.try_engine().is_err());
+    std::fs::remove_file(first.options.path.join("lane-0/encrypted")).unwrap();
+}
+
+#[test]
+fn changed_moved_and_replaced_bytes_are_not_opened_and_written_again() {
+    let place = tempfile::tempdir().unwrap();
+    let stock = |path: &Path| {
+        let setup = setup(path, MAIN);
+        setup.engine().keep("abc");
+        setup
+    };
+    let sizes = stock(place.path());
+    let cell = std::fs::read(slab(&sizes)).unwrap().len() / 3;
+    let shard = (cell - HEADER) / 2;
+    let flip = |at: usize| move |bytes: &mut Vec<u8>| bytes[at] ^= 1;
+    type Damage = Box<dyn FnOnce(&mut Vec<u8>)>;
+    let damages: Vec<Damage> = vec![
+        Box::new(flip(HEADER)),
+        Box::new(flip(HEADER + 16_384)),      // a tag
+        Box::new(flip(HEADER + 16_384 + 16)), // the number of the lot
+        Box::new(flip(HEADER + shard + 40_000)),
+        // The bytes of one entry in another's cell, and those of one rank in the other's place.
+        Box::new(move |bytes: &mut Vec<u8>| {
+            bytes.copy_within(cell + HEADER..2 * cell, HEADER);
+        }),
+        Box::new(move |bytes: &mut Vec<u8>| {
+            bytes.copy_within(HEADER..HEADER + shard, HEADER + shard);
+        }),
+    ];
+    for (at, damage) in damages.into_iter().enumerate() {
+        let place = tempfile::tempdir().unwrap();
+        let setup = stock(place.path());
+        change(&slab(&setup), damage);
+        let engine = setup.engine();
+        let depth = engine.restore("abc");
+        assert_eq!(engine.stats().failed(DiskFailure::Sealed), 1, "damage {at}");
+        assert!(depth < 3);
+        engine.keep("abc");
+        drop(engine);
+        assert_eq!(setup.engine().restore("abc"), 3, "it was written again");
+    }
+}
+
+#[test]
+fn a_tenant_is_gone_with_its_key_and_others_stay() {
+    let place = tempfile::tempdir().unwrap();
+    let keys = format!("{MAIN}\ntenant {SALT} {OTHER}");
+    let all = setup(place.path(), &keys);
+    let engine = of_tenant(all.engine(), "salt");
+    engine.keep("abc");
+    drop(engine);
+    let engine = of_tenant(all.engine(), "salt");
+    assert_eq!(engine.restore("abc"), 3);
+    drop(engine);
+    of_tenant(all.engine(), "another").keep("xyz");
+
+    let without = with(&all, MAIN);
+    let engine = of_tenant(without.engine(), "salt");
+    assert_eq!(
+        (engine.restore("abc"), engine.stats().failures),
+        (0, [0; 17])
+    );
+    assert!(engine.stats().misses > 0);
+    drop(engine);
+    assert_eq!(of_tenant(without.engine(), "another").restore("xyz"), 3);
+    // Nobody has taken the entries away: whoever has the key has them.
+    assert_eq!(of_tenant(all.engine(), "salt").restore("abc"), 3);
+}
