@@ -93,6 +93,11 @@ PARTS = {
         [pytest(FULL, "tests/engine/test_trees.py")],
         {"HYBRID_PAGES_TREES": "16"},
     ),
+    "soak": Part(
+        "mixed traffic on real engines, tiers that fail on and off, restarts and kills; no leaks",
+        [pytest(FULL, "-n0", "tests/engine/test_soak.py")],
+        {"HYBRID_PAGES_SOAK": "30"},
+    ),
     "real": Part(
         "the geometry of Qwen3.5-0.8B on a real engine, restored bit for bit",
         [[FULL, "benches/real_size.py"]],

@@ -1,0 +1,84 @@
+"""Engines under mixed traffic, one after another on one disk and one store, which fail on and off.
+
+`HYBRID_PAGES_SOAK` is the number of minutes. Every third engine is killed, the others end in order
+and must have given everything back. All answers are compared (`tests/engine/serve_soak.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("serve_soak.py")
+MINUTES = float(os.environ.get("HYBRID_PAGES_SOAK", "2"))
+LIFE_SECONDS = 150.0
+START_SECONDS = 300.0
+
+
+def live(model: Path, folder: Path, plan: dict[str, Any], kill: float | None) -> dict[str, Any]:
+    """One engine's life: its last events by name, and what it printed. kill: seconds of traffic."""
+    process = subprocess.Popen(
+        [sys.executable, SCRIPT, model, folder, json.dumps(plan)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=SCRIPT.parent,
+    )
+    timer = threading.Timer(START_SECONDS + 3 * plan["seconds"], process.kill)
+    timer.start()
+    events: dict[str, Any] = {}
+    lines: list[str] = []
+    for line in process.stdout or ():
+        if not line.startswith("HP "):
+            lines.append(line)
+            continue
+        event = json.loads(line[3:])
+        name = event.pop("event")
+        if name == "ready" and kill is not None:
+            threading.Timer(kill, process.kill).start()
+        events[f"grew {event['what']}" if name == "grew" else name] = event
+    process.wait()
+    timer.cancel()
+    print(json.dumps({"plan": plan, "killed": kill is not None} | events), flush=True)
+    events["printed"] = "".join(lines[-80:])
+    return events
+
+
+@pytest.mark.long
+def test_every_answer_is_right_and_nothing_is_leaked(model, tmp_path):
+    rng = random.Random("soak")
+    total: dict[str, float] = {"engines": 0, "killed": 0, "wrong": 0}
+    end = time.monotonic() + 60 * MINUTES
+    while (left := end - time.monotonic()) > 0 or total["engines"] == 0:
+        life = int(total["engines"])
+        plan = {
+            "life": life,
+            "seconds": min(LIFE_SECONDS, max(20.0, left)),
+            "host_gb": [0.05, 0.004][life % 2],
+            "inside": life % 4 > 1,
+            "resets": life % 5 == 4,
+        }
+        kill = rng.uniform(10, plan["seconds"]) if life % 3 == 1 else None
+        events = live(model("qwen3.5"), tmp_path, plan, kill)
+        assert "ready" in events, events["printed"]
+        assert kill is not None or "done" in events, events["printed"]
+        found = events.get("ended") or events["alive"]
+        assert found["wrong"] == [], found
+        total["engines"] += 1
+        total["killed"] += kill is not None
+        counts = found["counts"] | {f"{k} tokens": v for k, v in found.get("hits", {}).items()}
+        for name, count in counts.items():
+            total[name] = total.get(name, 0) + count
+    if report := os.environ.get("HYBRID_PAGES_PROVE"):
+        with Path(report).open("a") as lines:
+            print(json.dumps({"figures": total}), file=lines)
+    assert total["compared"] > 0
