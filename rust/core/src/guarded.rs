@@ -10,6 +10,10 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use crate::error::{Error, Result};
 
+/// Is called under the lock of a [`Guarded`] when it was taken (`true`), and before it is given back: what measures
+/// how long locks are held sets it.
+pub static WATCHER: OnceLock<fn(bool)> = OnceLock::new();
+
 /// Takes a lock, also after a panic under it.
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -83,7 +87,11 @@ impl<T> Guarded<T> {
         let guarded = || {
             // Dropped while the panic passes, the guard closes the lock.
             let mut value = take()?;
-            Some(work(&mut value))
+            let watcher = WATCHER.get();
+            watcher.inspect(|tell| tell(true));
+            let answer = work(&mut value);
+            watcher.inspect(|tell| tell(false));
+            Some(answer)
         };
         match catch_unwind(AssertUnwindSafe(guarded)) {
             Ok(Some(result)) => Ok(result),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::entry::{LeaseEntry, Skipped};
 use super::locked::Locked;
 use super::lookup::ReadSet;
+use super::queries::PORTION;
 use super::reserve::Reservation;
 use crate::error::{Error, Result};
 use crate::ids::EntryId;
@@ -35,25 +36,21 @@ impl ReadLease {
     }
 
     /// The first block that the load covers.
-    #[must_use]
     pub const fn first(&self) -> usize {
         self.first
     }
 
     /// The joint hit: the block after the last that the load covers.
-    #[must_use]
     pub const fn blocks(&self) -> usize {
         self.read.blocks
     }
 
     /// The entries to load.
-    #[must_use]
     pub fn entries(&self) -> &[LeaseEntry] {
         &self.read.entries
     }
 
     /// Whether the lease has ended.
-    #[must_use]
     pub const fn released(&self) -> bool {
         self.released
     }
@@ -106,19 +103,16 @@ impl WriteLease {
     }
 
     /// The entries to write, unless [`reserve_each`](super::Cache::reserve_each) has shown them.
-    #[must_use]
     pub fn entries(&self) -> &[LeaseEntry] {
         &self.reservation.entries
     }
 
     /// How many wanted entries the lease does not write, by reason.
-    #[must_use]
     pub const fn skipped(&self) -> Skipped {
         self.reservation.skipped
     }
 
     /// Whether the lease was committed or aborted.
-    #[must_use]
     pub const fn ended(&self) -> bool {
         self.ended
     }
@@ -213,7 +207,12 @@ impl WriteLease {
     /// Gives the room back; after the lease's end this call does nothing.
     pub fn abort(&mut self) {
         if !std::mem::replace(&mut self.ended, true) {
-            self.locked.end(|state| state.abort(&mut self.reservation));
+            // What hangs from an entry goes before it, so that each portion is small.
+            for ids in self.reservation.ids().rchunks(PORTION) {
+                self.locked.end(|state| state.abandon(ids));
+            }
+            let pinned = std::mem::take(&mut self.reservation.pinned);
+            self.locked.end(|state| state.unpin_all(pinned));
         }
     }
 }

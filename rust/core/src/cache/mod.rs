@@ -181,7 +181,8 @@ impl Cache {
     /// Takes note of copies to and from tiers below that ended. Lookups, promotions and commits do so, too: this call
     /// is for times when there are none.
     pub fn poll(&self) {
-        self.locked.end(CacheState::poll);
+        let ended = |state: &mut CacheState| Ok((!state.poll()).then_some(()));
+        drop(self.locked.in_portions(ended));
     }
 
     /// Pins the entries that must be loaded to resume at the joint hit of the host when the first `first` blocks need

@@ -47,12 +47,6 @@ impl CacheState {
         published
     }
 
-    /// Gives the room of what was reserved back, and lets go of all that is pinned for it.
-    pub(super) fn abort(&mut self, reservation: &mut Reservation) {
-        self.abandon(&reservation.ids());
-        self.unpin_all(std::mem::take(&mut reservation.pinned));
-    }
-
     /// Lets lookups see entries that were being written, unless they left meanwhile.
     fn publish<'a>(
         &mut self,

@@ -8,6 +8,7 @@ use hashbrown::HashSet;
 use super::copies::{CopyDirection, RunningCopy};
 use super::state::CacheState;
 use super::tier_pins::TierPin;
+use super::tiers::LowerTier;
 use crate::error::Result;
 use crate::ids::{EntryId, NodeId};
 use crate::slot::{HOST, Places};
@@ -17,12 +18,23 @@ use crate::tier::CopyEnd;
 /// look for any more are forgotten, or all.
 const MOST_UNREAD: usize = 1024;
 
+/// Copies of a tier that are ended while the lock is held once.
+const ENDS: usize = 1024;
+
 impl CacheState {
-    /// Takes note of the copies that ended.
-    pub(super) fn poll(&mut self) {
+    /// Takes note of copies that ended. Returns whether there are more: a later call takes note of them.
+    pub(super) fn poll(&mut self) -> bool {
+        let mut more = false;
         for tier in self.tiers.below_host() {
-            let mut reported = Vec::new();
-            self.tiers.lower_mut(tier).tier.poll(&mut reported);
+            let LowerTier {
+                tier: below,
+                reported,
+                ..
+            } = self.tiers.lower_mut(tier);
+            below.poll(reported);
+            let later = reported.split_off(reported.len().min(ENDS));
+            let reported = std::mem::replace(reported, later);
+            more |= !self.tiers.lower_mut(tier).reported.is_empty();
             let mut ended = Vec::with_capacity(reported.len());
             for CopyEnd { copy, result } in reported {
                 let Some(copy) = self.copies.end(copy, tier) else {
@@ -40,6 +52,7 @@ impl CacheState {
                 self.end_batch(copy.batch);
             }
         }
+        more
     }
 
     /// Counts a copy of a batch as ended, or all its copies as started. The batch ends with the last copy.

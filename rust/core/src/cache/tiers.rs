@@ -10,11 +10,13 @@ use super::stats::TierStats;
 use crate::error::{Error, Result};
 use crate::ids::NodeId;
 use crate::slot::{EntryTable, Places};
-use crate::tier::{Below, Host, Room, Tier};
+use crate::tier::{Below, CopyEnd, Host, Room, Tier};
 
 /// A tier below the host, with counts.
 pub(super) struct LowerTier {
     pub(super) tier: Box<dyn Below>,
+    /// Copies that have ended, and are to be ended here.
+    pub(super) reported: Vec<CopyEnd>,
     /// Slots of the host whose bytes are waiting to be written to this tier, or are being written.
     pub(super) queued: u64,
     /// The blocks of reads that failed, by boundary and class. The tier may have these entries still, and is asked
@@ -35,6 +37,7 @@ impl LowerTier {
         };
         Self {
             tier,
+            reported: Vec::new(),
             queued: 0,
             unread: HashMap::new(),
             prefix_pin: None,

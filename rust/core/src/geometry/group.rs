@@ -45,19 +45,16 @@ impl Layer {
     }
 
     /// The name of the layer, unique in the geometry.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// The segments, in payload order.
-    #[must_use]
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
 
     /// Bytes of this layer in one engine block on one rank.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -143,31 +140,26 @@ impl Group {
     }
 
     /// The kind of the group's entries.
-    #[must_use]
     pub fn kind(&self) -> ClassKind {
         self.kind
     }
 
     /// How many tokens a layer of a window group sees, itself included.
-    #[must_use]
     pub fn window_tokens(&self) -> Option<usize> {
         self.window_tokens
     }
 
     /// The layers, in payload order.
-    #[must_use]
     pub fn layers(&self) -> &[Layer] {
         &self.layers
     }
 
     /// How many engine blocks one page or checkpoint takes.
-    #[must_use]
     pub fn blocks_per_entry(&self) -> usize {
         self.blocks_per_entry
     }
 
     /// Bytes of this group in one entry on one rank: all layers of all its blocks.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }

@@ -137,25 +137,21 @@ impl Segment {
     }
 
     /// The name of the segment, unique in its layer.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Type of the elements.
-    #[must_use]
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
 
     /// Dimensions, outermost first.
-    #[must_use]
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
     /// Size in bytes.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }

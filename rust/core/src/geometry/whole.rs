@@ -72,25 +72,21 @@ impl Geometry {
     }
 
     /// Tokens in a block.
-    #[must_use]
     pub fn block_tokens(&self) -> usize {
         self.block_tokens
     }
 
     /// Tensor-parallel ranks, each holding the same number of an entry's bytes.
-    #[must_use]
     pub fn ranks(&self) -> usize {
         self.ranks
     }
 
     /// The groups as given.
-    #[must_use]
     pub fn groups(&self) -> &[Group] {
         &self.groups
     }
 
     /// The classes that exist: attention first, then windows from the narrowest, then recurrent.
-    #[must_use]
     pub fn classes(&self) -> &[PageClass] {
         &self.classes
     }
@@ -109,19 +105,16 @@ impl Geometry {
     }
 
     /// Other things that the bytes depend on, by name.
-    #[must_use]
     pub fn identity(&self) -> &BTreeMap<String, String> {
         &self.identity
     }
 
     /// Digest of the geometry and the format version.
-    #[must_use]
     pub fn fingerprint(&self) -> &Fingerprint {
         &self.fingerprint
     }
 
     /// The geometry as canonical JSON: the same text for equal geometries.
-    #[must_use]
     pub fn to_json(&self) -> &str {
         &self.canonical
     }
@@ -161,7 +154,6 @@ impl Geometry {
 
     /// Suggests the bytes of a slot, all ranks together. The part in each rank's plane is the largest power of two with
     /// which rounding wastes at most 1/64 of one entry of each class.
-    #[must_use]
     pub fn suggest_slot_bytes(&self) -> usize {
         let shards = || self.classes.iter().map(|class| class.rank_bytes);
         let used: u128 = shards().map(|bytes| bytes as u128).sum();
