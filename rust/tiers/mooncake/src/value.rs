@@ -112,6 +112,21 @@ mod tests {
         }
     }
 
+    /// The bytes of format 1. If this fails, values need another version, which gives them other keys.
+    #[test]
+    fn a_header_and_a_key_are_what_the_version_says() {
+        let words = [1, 300, 3, u64::MAX, 0x8b3b_c1c0_fd2e_1b2d].map(u64::to_le_bytes);
+        let start = [&b"HYBPVALU\x01\0\0\0\x02\0\0\0"[..], &[7; 32], &[9; 32]].concat();
+        assert_eq!(MOONCAKE_FORMAT_VERSION, 1);
+        assert_eq!(
+            HEADER.encode(&[3, u64::MAX]),
+            [start, words.concat()].concat()
+        );
+        let key = format!("hp/1/{}/{}", "07".repeat(32), "09".repeat(32));
+        assert_eq!(key_of(&[7; 32], &[9; 32]), key);
+        assert_eq!(first_mark(5), mark_name(5, u64::MAX));
+    }
+
     #[test]
     fn each_number_of_tokens_in_a_block_has_one_mark_in_its_group() {
         for block_tokens in [1, 31, 32, 33, 784] {

@@ -352,9 +352,10 @@ fn load(
     if meta.get(OWNER)?.is_none_or(|found| found.value() != claim) {
         return Ok(None);
     }
-    let generation = meta.get(GENERATION)?;
-    let generation =
-        generation.and_then(|found| Some(u64::from_le_bytes(found.value().try_into().ok()?)));
+    // The first indexes had no journal and so no generation.
+    let generation = meta.get(GENERATION)?.map_or(Some(0), |found| {
+        Some(u64::from_le_bytes(found.value().try_into().ok()?))
+    });
     let Some(generation) = generation else {
         return Ok(None);
     };
