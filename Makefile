@@ -193,7 +193,7 @@ gpu-wheels: $(lastword $(VLLM_STAMPS)) ## Collect in .cache/gpu-wheels/ what gpu
 
 # ---- style, kernels, wheels and releases: docs/releases.md ----
 
-.PHONY: lint lint-release format kernels check-kernels
+.PHONY: lint lint-release audit format kernels check-kernels
 lint: .venv-light/.stamps/packages ## Check style, lints, types and doc links of both languages
 	@$(SAY) "checking style, lints and types"
 	@cargo fmt --all --check
@@ -203,8 +203,10 @@ lint: .venv-light/.stamps/packages ## Check style, lints, types and doc links of
 	@$(LIGHT)/ruff check --quiet
 	@$(LIGHT)/ruff format --quiet --check
 	@$(LIGHT)/mypy --no-error-summary
-lint-release: .venv-release/.stamps/packages ## Check GitHub's workflows and forms, and the Dockerfile
+lint-release: .venv-release/.stamps/packages ## Check GitHub's workflows and forms, the Dockerfile, and crates' licences and sources
 	@tools/make/lint_release.sh
+audit: .venv-release/.stamps/packages
+	@tools/make/audit.sh
 format: .venv-light/.stamps/packages ## Format both languages and fix what the linters can
 	@cargo fmt --all
 	@$(LIGHT)/ruff check --quiet --fix && $(LIGHT)/ruff format --quiet

