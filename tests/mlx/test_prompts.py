@@ -146,7 +146,7 @@ def heard(prompts, monkeypatch):
     def finish(namespace, keys, tokens, output):
         told.append((tokens, output))
 
-    monkeypatch.setattr(prompts._admissions, "finish", finish)
+    monkeypatch.setattr(prompts._prompts._admissions, "finish", finish)
     return told
 
 

@@ -409,6 +409,19 @@ PACKAGE = [
         "        spec: found[spec.part][spec.index] * 0\n",
         "test_snapshot.py::test_a_restored_cache_goes_on_as_the_first_one_did",
     ),
+    _mlx(
+        "a row's state is stored as if nothing had been restored before it",
+        "self.prompts.store(row.prompt[: row.seen + part.progress[0]], cache)",
+        "self.prompts.store(row.prompt[: part.progress[0]], cache)",
+        "test_batches.py::test_a_failure_is_a_miss_and_is_counted",
+        "test_batches.py::test_restored_rows_are_cold_rows",
+    ),
+    _mlx(
+        "processors see only what was not restored",
+        "before = [row.prompt[: row.seen] for row in rows]",
+        "before = [[] for row in rows]",
+        "test_batches.py::test_processors_stay_with_their_rows",
+    ),
     _batch(
         "padding takes part in a recurrence",
         "return x.masked_fill(~self.valid.reshape(shape).to(x.device), value)",

@@ -46,7 +46,7 @@ def test_the_package_runs_as_a_module():
 def test_no_command_is_left_out(capsys):
     assert cli.main(["--help"]) == 0
     printed = capsys.readouterr().out
-    assert {command[0] for command in COMMANDS} | {"mlx-server"} == {
+    assert {command[0] for command in COMMANDS} | {"mlx-server", "vllm-mlx"} == {
         line.split()[1]
         for line in printed.splitlines()
         if line.startswith("│ ") and line[2].islower()

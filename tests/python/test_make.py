@@ -35,6 +35,7 @@ ELSEWHERE = {
     "engine_long": "test-engine-long",
     "gpu": "gpu-check",
     "mooncake": "test-mooncake",
+    "vllm_mlx": "test-vllm-mlx",
 }
 
 
@@ -75,8 +76,10 @@ def test_every_suite_is_run():
     assert "tests/engine_long" in commands(ELSEWHERE["engine_long"])
     assert "tests/gpu" in commands(ELSEWHERE["gpu"])
     assert "tests/mooncake" in commands(ELSEWHERE["mooncake"])
+    assert "tests/vllm_mlx" in commands(ELSEWHERE["vllm_mlx"])
     assert "tools/make/test_rust.sh\n" in everything
-    assert {"test-engine-long", "test-mooncake"} <= set(commands("test-long").split())
+    long = set(commands("test-long").split())
+    assert {"test-engine-long", "test-mooncake", "test-vllm-mlx"} <= long
 
 
 def test_results_of_the_long_suites_are_counted(monkeypatch):

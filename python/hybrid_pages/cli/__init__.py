@@ -1,9 +1,10 @@
 """The ``hybrid-pages`` command.
 
 It runs on Typer and Rich, which vLLM brings; ``pip install 'hybrid-pages[cli]'`` brings them
-elsewhere. Nothing else of the package needs them, nor does ``mlx-server``.
+elsewhere. Nothing else of the package needs them, nor do the servers ``mlx-server`` and
+``vllm-mlx``.
 
-Every command but ``mlx-server`` has ``--json``, and these exit statuses: 0 for a good answer, 1 for
+Every command but these servers has ``--json``, and these exit statuses: 0 for a good answer, 1 for
 a bad one (findings, damage, a difference), 2 for a command line or an input that can't be used, 130
 when interrupted.
 """
@@ -29,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.exit(0)
     if words[:1] == ["mlx-server"]:
         return _mlx_server(words[1:])
+    if words[:1] == ["vllm-mlx"]:
+        return _vllm_mlx(words[1:])
     try:
         from hybrid_pages.cli.app import run
     except ModuleNotFoundError as error:
@@ -41,6 +44,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     return run(words)
+
+
+def _vllm_mlx(words: list[str]) -> int:
+    """Runs ``vllm-mlx``. Nearly all of its flags are vllm-mlx's, so they are not parsed here."""
+    try:
+        from hybrid_pages.vllm_mlx.versions import require_installed
+
+        require_installed()
+        from hybrid_pages.vllm_mlx.server import main as serve
+    except (MissingError, VersionError) as error:
+        print(f"hybrid-pages vllm-mlx: {error}", file=sys.stderr)
+        return 2
+    return serve(words)
 
 
 def _mlx_server(words: list[str]) -> int:

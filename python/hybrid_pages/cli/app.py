@@ -163,6 +163,12 @@ def mlx_server() -> None:
     # Only listed here. `main` runs it, since it needs mlx-lm alone and its flags are mlx-lm's.
 
 
+@app.command("vllm-mlx", add_help_option=False)
+def vllm_mlx() -> None:
+    """Run vllm-mlx's server with a prompt cache that keeps recurrent states."""
+    # Only listed here, as `mlx-server`.
+
+
 app.add_typer(store, name="store")
 
 _DISK = typer.Argument(metavar="PATH", help="The engines' disk_path.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybrid_pages import HybridPagesError
@@ -67,19 +67,29 @@ def tiers(own: argparse.Namespace) -> TierSettings:
     Raises:
         HybridPagesError: names the setting.
     """
+    return tiers_of(own, "--prompt-cache-bytes", own.prompt_cache_bytes)
+
+
+def tiers_of(own: argparse.Namespace, flag: str, nbytes: int | None) -> TierSettings:
+    """The tiers' settings by the flags of :func:`add_flags`, checked for this machine.
+
+    flag: one that gives the budget in bytes, in the place of ``--host-gb``. nbytes: which it gave.
+
+    Raises:
+        HybridPagesError: names the setting.
+    """
     require_block_tokens(own.block_tokens)
     if own.disk_path == "":
         raise SettingsError("--disk-path: expected a directory, found '': name one, or drop it")
-    if own.host_gb is not None and own.prompt_cache_bytes is not None:
+    if own.host_gb is not None and nbytes is not None:
         raise SettingsError(
-            "--prompt-cache-bytes: expected it or --host-gb, found both: they say the same, so "
-            "drop one"
+            f"{flag}: expected it or --host-gb, found both: they say the same, so drop one"
         )
     host_gb = _HOST_GB if own.host_gb is None else own.host_gb
-    if own.prompt_cache_bytes == 0:
-        raise SettingsError("--prompt-cache-bytes: expected a size above 0, found 0: raise it")
-    if own.prompt_cache_bytes is not None:
-        host_gb = own.prompt_cache_bytes / GIB
+    if nbytes is not None and nbytes <= 0:
+        raise SettingsError(f"{flag}: expected a size above 0, found {nbytes}: raise it")
+    if nbytes is not None:
+        host_gb = nbytes / GIB
     if own.disk_gb is not None and not own.disk_path:
         raise SettingsError(
             f"--disk-path: expected a directory with --disk-gb {own.disk_gb:g}, found none: name "
@@ -100,12 +110,7 @@ def require_theirs(theirs: Any) -> None:
     """
     if getattr(theirs, "model", None) == "":
         raise SettingsError("--model: expected a folder or a name on the hub, found ''")
-    for name, (least, most) in _RANGES.items():
-        value = getattr(theirs, name, None)
-        if value is not None and not least <= value <= most:
-            raise SettingsError(
-                f"{_flag(name)}: expected {least:g} to {most:.10g}, found {value}: choose another"
-            )
+    require_ranges(theirs, _RANGES)
     for name, choices in _CHOICES.items():
         value = getattr(theirs, name, None)
         if value is not None and value not in choices:
@@ -118,6 +123,20 @@ def require_theirs(theirs: Any) -> None:
             '--chat-template-args: expected an object in JSON such as \'{"enable_thinking": '
             f"false}}', found {arguments!r}"
         )
+
+
+def require_ranges(theirs: Any, ranges: Mapping[str, tuple[float, float]]) -> None:
+    """Rejects a number of a command line that is out of its range.
+
+    Raises:
+        SettingsError: names the flag.
+    """
+    for name, (least, most) in ranges.items():
+        value = getattr(theirs, name, None)
+        if value is not None and not least <= value <= most:
+            raise SettingsError(
+                f"{_flag(name)}: expected {least:g} to {most:.10g}, found {value}: choose another"
+            )
 
 
 def run_plain(argv: Sequence[str], error: Exception) -> int:
@@ -141,11 +160,14 @@ def run_plain(argv: Sequence[str], error: Exception) -> int:
     return 0
 
 
-def complain(error: HybridPagesError) -> int:
-    """Prints an error, with flags in the place of settings' names. Returns the exit status."""
+def complain(error: HybridPagesError, command: str = COMMAND) -> int:
+    """Prints an error, with flags in the place of settings' names. Returns the exit status.
+
+    command: that was run.
+    """
     names = r"^(host_gb|disk_path|disk_gb|encrypt_key|block_tokens)(?=[: ])"
     text = re.sub(names, lambda it: _flag(it[1]), str(error))
-    print(f"{COMMAND}: {text}", file=sys.stderr, flush=True)
+    print(f"{command}: {text}", file=sys.stderr, flush=True)
     return 2
 
 
@@ -172,13 +194,21 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_flags(parser, instead="--prompt-cache-bytes says the same in bytes")
+    parser.add_argument("--prompt-cache-bytes", type=_bytes, help=argparse.SUPPRESS)
+    return parser
+
+
+def add_flags(parser: argparse.ArgumentParser, *, instead: str) -> None:
+    """Adds the flags of this package to a server's.
+
+    instead: which flag of the server's may take the place of ``--host-gb``.
+    """
     parser.add_argument(
         "--host-gb",
         type=float,
-        help=f"GiB for stored prompts (default: {_HOST_GB:g}); --prompt-cache-bytes says the same "
-        "in bytes",
+        help=f"GiB for stored prompts (default: {_HOST_GB:g}); {instead}",
     )
-    parser.add_argument("--prompt-cache-bytes", type=_bytes, help=argparse.SUPPRESS)
     parser.add_argument(
         "--block-tokens",
         type=int,
@@ -192,4 +222,3 @@ def _parser() -> argparse.ArgumentParser:
         default="",
         help="file with the key that --disk-path is encrypted with, or env:NAME",
     )
-    return parser

@@ -1,22 +1,19 @@
-"""The prompt cache of mlx-lm's server, over a :class:`CacheStore`."""
+"""The prompt cache of mlx-lm's server."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from mlx_lm.models.cache import LRUPromptCache, make_prompt_cache
+from mlx_lm.models.cache import LRUPromptCache
 
-from hybrid_pages import HybridPagesError, InvalidArgumentError
-from hybrid_pages.adapter.admission import Admissions, deserving, last_boundary
+from hybrid_pages import HybridPagesError
 from hybrid_pages.adapter.errors import SettingsError
-from hybrid_pages.adapter.keys import Prefix
 from hybrid_pages.adapter.memory import GIB
 from hybrid_pages.adapter.tiers import TierSettings
-from hybrid_pages.mlx.store import CacheStore
+from hybrid_pages.mlx.prompts import Prompts
 from hybrid_pages.mlx.versions import OF_THE_USER, UnsupportedError
 
 _log = logging.getLogger(__name__)
@@ -65,9 +62,7 @@ class ServerPromptCache:
 
     def __init__(self, tiers: TierSettings, block_tokens: int, sequences: int) -> None:
         self._tiers, self._block_tokens, self._sequences = tiers, block_tokens, sequences
-        self._model: Any = None
-        self._store: CacheStore | None = None
-        self._admissions: Admissions | None = None
+        self._prompts: Prompts | None = None
         self._plain = self._make_plain()
         # The prompt that was announced last, and its stops. The server fetches it next.
         self._plan: tuple[list[int], list[int]] = ([], [])
@@ -83,7 +78,6 @@ class ServerPromptCache:
         errors in the settings, so that they are not logged here.
         """
         self.drop()
-        self._model = model
         try:
             if why_not is not None:
                 place = "--disk-path" if self._tiers.disk_path else "mlx-server"
@@ -91,19 +85,8 @@ class ServerPromptCache:
                 if self._tiers.disk_path:
                     raise SettingsError(said)
                 raise UnsupportedError(said)
-            self._store = CacheStore(
-                model,
-                host_gb=self._tiers.host_gb,
-                block_tokens=self._block_tokens,
-                disk_path=self._tiers.disk_path,
-                disk_gb=self._tiers.disk_gb,
-                encrypt_key=self._tiers.encrypt_key,
-            )
-            self._admissions = Admissions(self._store.index, self._block_tokens)
+            self._prompts = Prompts(model, self._tiers, self._block_tokens, self.failures)
         except Exception as error:  # code of the model ran: any failure means mlx-lm's own cache
-            if self._store is not None:
-                self._store.close()
-            self._store = self._admissions = None
             if isinstance(error, OF_THE_USER):
                 self.refused = error
             if self.refused is None or not quietly:
@@ -112,9 +95,9 @@ class ServerPromptCache:
 
     def drop(self) -> None:
         """Drops the model and everything that is stored for it."""
-        if self._store is not None:
-            self._store.close()
-        self._model = self._store = self._admissions = self.refused = None
+        if self._prompts is not None:
+            self._prompts.close()
+        self._prompts = self.refused = None
         self._plan = [], []
         self._plain = self._make_plain()
 
@@ -129,26 +112,17 @@ class ServerPromptCache:
         ends: where the messages of the prompt end. A state there serves prompts whose next message
         is another one.
         """
-        if self._store is None or self._admissions is None or _has_images(prompt):
+        if self._prompts is None or _has_images(prompt):
             return []
-        with self._guard("plan"):
-            size = self._block_tokens
-            with self._store.using("") as namespace:
-                keys = Prefix(prompt, size).keys
-                admission = self._admissions.admit(namespace, keys, len(prompt))
-            limit = last_boundary(len(prompt), size)
-            wanted = {block * size for block in deserving(admission) if block <= limit}
-            wanted |= {*ends, len(prompt) - 1}
-            stops = sorted(stop for stop in wanted if 0 < stop < len(prompt))
-            self._plan = prompt, stops
-            return stops
-        return []
+        stops = self._prompts.plan(prompt, ends)
+        self._plan = prompt, stops
+        return stops
 
     def fetch_nearest_cache(
         self, model_key: Any, tokens: list[int]
     ) -> tuple[list[Any] | None, list[int]]:
         """A cache that has seen a prefix of the tokens, and the rest: at least one token."""
-        if self._store is None:
+        if self._prompts is None:
             cache, rest = self._plain.fetch_nearest_cache(model_key, tokens)
             # mlx-lm's server would end if a prompt had no rest.
             return (cache, rest) if rest else (None, tokens)
@@ -157,14 +131,8 @@ class ServerPromptCache:
                 _log.warning("prompts with images are not cached")
             self.failures["images"] += 1
             return None, tokens
-        fresh = make_prompt_cache(self._model)
-        seen = 0
-        with self._guard("restore"), self._store.using("") as namespace:
-            seen = self._store.get(namespace, fresh, tokens)
-        if not seen:
-            fresh = make_prompt_cache(self._model)  # a restore may have failed half way
+        fresh, seen = self._prompts.restore(tokens)
         prompt, stops = self._plan
-        _log.info("restored %d of %d prompt tokens", seen, len(tokens))
         planned = PlannedCache(
             fresh,
             list(tokens),
@@ -181,69 +149,33 @@ class ServerPromptCache:
 
         cache: a :class:`RequestCache` at the end of its request, which is announced to the policy.
         """
-        if self._store is None:
+        if self._prompts is None:
             self._plain.insert_cache(model_key, tokens, cache, cache_type=cache_type)
-            return
-        if _has_images(tokens):
-            return
-        with self._guard("store"), self._store.using("") as namespace:
-            self._store.layout.require_match(cache)
-            seen = self._store.layout.seen(cache)
-            if seen not in (None, len(tokens)):
-                raise InvalidArgumentError(
-                    f"tokens: expected the {seen} that the cache has seen, found {len(tokens)}"
-                )
-            self._store.put(namespace, cache, list(tokens))
-            if isinstance(cache, RequestCache):
-                self._finish(namespace, tokens, len(cache.prompt))
-
-    def _finish(self, namespace: int, tokens: list[int], prompt: int) -> None:
-        """Announces the end of a request to the policy. prompt: how many of the tokens it has."""
-        keys = Prefix(tokens, self._block_tokens).keys
-        assert self._admissions is not None
-        self._admissions.finish(namespace, keys, prompt, len(tokens) - prompt)
-
-    @contextmanager
-    def _guard(self, doing: str) -> Iterator[None]:
-        """Counts and logs errors inside a ``with`` block, and goes on."""
-        try:
-            yield
-        except Exception as error:  # the server must go on without the cache, whatever failed
-            self.failures[doing] += 1
-            _log.warning("could not %s a prompt: %s", doing, error)
+        elif not _has_images(tokens):
+            prompt = len(cache.prompt) if isinstance(cache, RequestCache) else None
+            self._prompts.store(tokens, cache, prompt=prompt)
 
     # ---- sizes
 
     def __len__(self) -> int:
         """The number of boundaries that can be resumed from."""
-        if self._store is None:
-            return len(self._plain)
-        now = self._store.index.stats()
-        return now["checkpoints"] or now["pages"]
+        return len(self._plain if self._prompts is None else self._prompts)
 
     @property
     def nbytes(self) -> int:
         """The size of what is stored, rounded up to whole slots."""
-        if self._store is None:
-            return int(self._plain.nbytes)
-        now = self._store.index.stats()
-        return now["page_bytes"] + now["window_bytes"] + now["checkpoint_bytes"]
+        return int(self._plain.nbytes if self._prompts is None else self._prompts.nbytes)
 
     def trim_to(self, *, n_sequences: int | None = None, n_bytes: int | None = None) -> None:
         """Trims mlx-lm's own cache. A store never exceeds its budget."""
-        if self._store is None:
+        if self._prompts is None:
             self._plain.trim_to(n_sequences=n_sequences, n_bytes=n_bytes)
 
     def stats_by_type(self) -> dict[str, dict[str, int]]:
         """The number and the bytes of entries, by kind."""
-        if self._store is None:
-            found: dict[str, dict[str, int]] = self._plain.stats_by_type()
-            return found
-        now = self._store.index.stats()
-        return {
-            kind: {"n_sequences": now[f"{kind}s"], "n_bytes": now[f"{kind}_bytes"]}
-            for kind in ("page", "window", "checkpoint")
-        }
+        held = self._plain if self._prompts is None else self._prompts
+        found: dict[str, dict[str, int]] = held.stats_by_type()
+        return found
 
 
 def _has_images(tokens: Sequence[int]) -> bool:
