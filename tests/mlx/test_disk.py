@@ -42,6 +42,16 @@ def test_the_next_process_finds_the_prompt(tmp_path, tokenizer, name):
     assert done.stdout.split()[-1:] == ["80"], done.stderr
 
 
+def test_an_encrypted_prompt_is_found_with_its_key_alone(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setenv("KEYS", "ab" * 32)
+    for restored in (0, 80):
+        with opened(tiny.make("lfm2"), tmp_path / "disk", encrypt_key="env:KEYS") as cache:
+            assert agree(cache, tokenizer, PROMPT)[0] == restored
+    monkeypatch.setenv("KEYS", "cd" * 32)
+    with pytest.raises(HybridPagesError, match=r"expected encrypt_key with the key"):
+        opened(tiny.make("lfm2"), tmp_path / "disk", encrypt_key="env:KEYS")
+
+
 def test_other_weights_find_nothing(tmp_path, tokenizer):
     with opened(tiny.make("lfm2"), tmp_path / "disk") as cache:
         agree(cache, tokenizer, PROMPT)

@@ -232,6 +232,15 @@ def test_a_directory_of_others_is_found(capsys, model, tmp_path):
     assert names(examined(capsys, *words[:-2])) == ["foreign-store"]
 
 
+def test_a_key_that_cannot_be_read_is_found(capsys, model, tmp_path):
+    key = tmp_path / "key"
+    words = ["vllm", "serve", model, "--kv-transfer-config"]
+    words.append(ours(remote_url=tmp_path.as_uri(), encrypt_key=str(key)))
+    assert names(examined(capsys, *words)) == ["encrypt-key"]
+    key.write_text("ab" * 32)
+    assert names(examined(capsys, *words)) == []
+
+
 def test_a_remote_store_names_prefixes_for_others(capsys, model, tmp_path):
     extra = ours(remote_url=tmp_path.as_uri())
     words = ["vllm", "serve", model, "--kv-transfer-config", extra]

@@ -51,6 +51,20 @@ def same(left, right):
     )
 
 
+@pytest.mark.parametrize("model", ["lfm2"], indirect=True)
+def test_an_encrypted_prompt_is_restored_with_its_key_and_salt_alone(model, opened, tmp_path):
+    key = tmp_path / "key"
+    key.write_text("ab" * 32)
+    cold, _ = run(opened(model, encrypt_key=key), cache_salt="one")
+    later = opened(model, encrypt_key=key)
+    assert run(later, cache_salt="two")[1] == 0
+    hit, restored = run(later, cache_salt="one")
+    assert restored == 5 * BLOCK
+    assert same(hit, cold)
+    with pytest.raises(DiskError, match=r"expected encrypt_key with the key"):
+        opened(model)
+
+
 @pytest.mark.parametrize("model", ["qwen3.5", "lfm2", "bamba", "gemma3"], indirect=True)
 def test_a_later_cache_restores_what_the_host_would(model, opened):
     first = opened(model)

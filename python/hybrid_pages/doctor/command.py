@@ -9,6 +9,7 @@ from typing import Any
 
 from hybrid_pages import DiskTree, ForeignError, HybridPagesError
 from hybrid_pages.adapter.disk import require_directory
+from hybrid_pages.adapter.encryption import read_keys
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.adapter.memory import GIB, require_huge_pages, require_memory
 from hybrid_pages.adapter.pool import budget_of
@@ -286,6 +287,10 @@ def _below(settings: Settings, nodes: int) -> Iterator[Finding]:
             f"{settings.lasting} is not supported on {nodes} nodes",
             f"drop {settings.lasting}, or run one engine on each node",
         )
+    try:
+        read_keys(settings.encrypt_key)
+    except SettingsError as error:
+        yield Finding("encrypt-key", "start", str(error), "name a file that holds a key")
 
 
 def _disk(settings: Settings) -> Iterator[Finding]:

@@ -126,6 +126,8 @@ def _places(
     else:
         settings.pop("remote_url", None)
         remote = ""
+    if not (disk or remote):
+        settings.pop("encrypt_key", None)
     tiers = (HOST, *((DISK,) if disk else ()), *((REMOTE,) if remote else ()))
     return tiers, disk, remote
 
