@@ -679,6 +679,27 @@ RUST = [
         "it::hostile",
         "it::faults",
     ),
+    _rust(
+        "hybrid-pages-remote",
+        "encrypted bytes are not bound to their pack",
+        "            place: [IN_A_PACK, id.made, id.writer, u64::from(id.number)],",
+        "            place: [IN_A_PACK, 0, 0, u64::from(id.number)],",
+        "it::encrypted",
+    ),
+    _rust(
+        "hybrid-pages-disk",
+        "a disk whose entries have another key is taken",
+        "        (Some(found), Some(key)) if found == key => Ok(()),",
+        "        (Some(_), Some(_)) => Ok(()),",
+        "it::encrypted",
+    ),
+    _rust(
+        "hybrid-pages-tiers",
+        "encrypted bytes are not bound to their entry",
+        "        bound[36..68].copy_from_slice(&self.name);",
+        "        bound[36..68].copy_from_slice(at.identity);",
+        "lib::tiles_open_where_they_were_sealed_and_nowhere_else",
+    ),
 ]
 
 FAULTS = [*CONNECTOR, *PACKAGE, *RUST]
