@@ -1,4 +1,6 @@
-"""mlx-lm's server with our prompt cache against the stock one, on the five cases of prefix reuse.
+"""A server with our prompt cache against the stock one, on the five cases of prefix reuse.
+
+The server is vllm-mlx's where that is installed, and mlx-lm's elsewhere.
 
 Both serve the same small hybrid model with random weights, over HTTP, one request after another,
 each case in a fresh process. For each case: prompt tokens that were computed, the median time to
@@ -37,6 +39,7 @@ class TimedServer(http_server.Server):
 
     def chat(self, messages, tokens=8, **more):
         body = dict(
+            model=http_server.NAME,
             messages=messages,
             max_tokens=tokens,
             temperature=0,
@@ -46,20 +49,22 @@ class TimedServer(http_server.Server):
         )
         connection = http_server.http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         start = time.perf_counter()
-        connection.request("POST", "/v1/chat/completions", json.dumps(body))
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
         text, first, usage = "", None, None
         for line in connection.getresponse():
             if not line.startswith(b"data: {"):
                 continue
             answer = json.loads(line[6:])
             for choice in answer["choices"]:
-                piece = choice["delta"].get("content") or choice["delta"].get("reasoning") or ""
+                delta = choice.get("delta") or {}
+                piece = delta.get("content") or delta.get("reasoning") or ""
                 if piece and first is None:
                     first = time.perf_counter() - start
                 text += piece
             usage = answer.get("usage") or usage
         self.seconds.append(first if first is not None else time.perf_counter() - start)
-        return text, usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"]
+        return text, *self.usage(dict(usage=usage))
 
 
 def measure(case, folder, log, *, ours):
@@ -105,6 +110,7 @@ def main():
     parser.add_argument("--json", type=Path, help="also write what was measured to this file")
     args = parser.parse_args()
     found = {}
+    print(f"{'vllm-mlx' if http_server.VLLM_MLX else 'mlx-lm'}\n")
     print(
         "| case | prompt tokens | computed, stock | ours | ms to first token, stock | ours "
         "| MiB held, stock | ours |\n|---|---|---|---|---|---|---|---|"
