@@ -117,8 +117,25 @@ fn another_key_and_none_are_refused_by_name_and_nothing_changes() {
     }
     let engine = first.engine();
     assert_eq!(engine.restore("abc"), 3);
-    // What a loss of power leaves of the mark counts as none.
     drop(engine);
+    // A lane without entries is anybody's.
+    let identity = slab(&first).parent().unwrap().to_owned();
+    let aside = place.path().join("aside");
+    for keys in [OTHER, "", OTHER, MAIN] {
+        std::fs::rename(&identity, &aside).unwrap();
+        let other = with(&first, keys);
+        other.restarts.excuse("what it has written is removed");
+        other.engine().keep("abc");
+        let written = slab(&other).parent().unwrap().to_owned();
+        std::fs::remove_dir_all(written).unwrap();
+        std::fs::rename(&aside, &identity).unwrap();
+        std::fs::write(
+            first.options.path.join("lane-0/encrypted"),
+            format!("{id}\n"),
+        )
+        .unwrap();
+    }
+    // What a loss of power leaves of the mark counts as none.
     std::fs::write(first.options.path.join("lane-0/encrypted"), [0; 17]).unwrap();
     assert_eq!(first.engine().restore("abc"), 3);
     std::fs::write(first.options.path.join("lane-0/encrypted"), "no key").unwrap();

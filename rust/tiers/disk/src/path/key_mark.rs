@@ -5,7 +5,9 @@ use std::fmt::Display;
 use std::io::{self, ErrorKind, Read as _};
 use std::os::fd::BorrowedFd;
 
-use super::folder::open_file;
+use rustix::fs::{AtFlags, unlinkat};
+
+use super::folder::{directories, open_file};
 use super::trouble::Trouble;
 use crate::door::Door;
 use crate::stats::DiskFailure;
@@ -37,6 +39,11 @@ pub(crate) fn require_key(
         (None, None) => Ok(()),
         (None, Some(key)) => write(door, lane, key).map_err(|error| failed("to write it", error)),
         (Some(found), Some(key)) if found == key => Ok(()),
+        (Some(_), key) if is_empty(lane) => match key {
+            Some(key) => write(door, lane, key).map_err(|error| failed("to write it", error)),
+            None => unlinkat(lane, FILE, AtFlags::empty())
+                .map_err(|error| failed("to remove it", error.into())),
+        },
         (Some(found), key) => {
             let given = key.map_or_else(|| "none".to_owned(), |key| format!("the key {key}"));
             Err(Trouble::Refused(Error::disk(format!(
@@ -45,6 +52,13 @@ pub(crate) fn require_key(
             ))))
         }
     }
+}
+
+/// Whether a lane surely has entries of no identity.
+fn is_empty(lane: BorrowedFd<'_>) -> bool {
+    let mut unread = false;
+    let found = directories(lane, &mut |_, _| unread = true);
+    found.is_ok_and(|(identities, _)| identities.is_empty()) && !unread
 }
 
 /// The short name in the file. A file without bytes, as a loss of power may leave it, counts as none.
