@@ -96,6 +96,17 @@ def test_options_that_cost_are_found(capsys, model, words, name):
     assert all(finding["fix"] for finding in found["findings"])
 
 
+@pytest.mark.parametrize("method", [None, "ngram"])
+def test_a_divided_context_is_examined(capsys, model, method):
+    words = ["--kv-transfer-config", ours(), "-tp", "2", "--decode-context-parallel-size", "2"]
+    if method is not None:
+        words += ["-sc", json.dumps({"method": method, "num_speculative_tokens": 2})]
+    found = examined(capsys, "vllm", "serve", model, *words)
+    expected = [] if method is None else ["decode-context-parallel-size"]
+    assert [it for it in names(found) if it.startswith("decode")] == expected
+    assert any("divide a context" in it for it in found["skipped"])
+
+
 @pytest.mark.parametrize(
     ("extra", "name"),
     [

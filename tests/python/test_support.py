@@ -85,7 +85,6 @@ def test_a_plain_configuration_is_accepted() -> None:
             "found drafts and pipeline_parallel_size 2",
         ),
         ({"parallel_config__prefill_context_parallel_size": 2}, "prefill_context_parallel_size"),
-        ({"parallel_config__decode_context_parallel_size": 2}, "decode_context_parallel_size"),
         ({"parallel_config__enable_elastic_ep": True}, "enable_elastic_ep"),
         ({"parallel_config__use_ubatching": True}, "microbatches"),
         ({"cache_config__enable_prefix_caching": False}, "--enable-prefix-caching"),

@@ -103,7 +103,6 @@ def change(path: str, value: Any) -> Callable[[VllmConfig], None]:
             "num_speculative_tokens_per_batch_size",
         ),
         ("parallel_config.prefill_context_parallel_size", 2, "prefill_context_parallel_size"),
-        ("parallel_config.decode_context_parallel_size", 2, "decode_context_parallel_size"),
         ("parallel_config.enable_elastic_ep", True, "enable_elastic_ep"),
         ("parallel_config.enable_dbo", True, "microbatches.*--enable-dbo"),
         ("parallel_config.ubatch_size", 2, "microbatches.*--ubatch-size"),
@@ -154,6 +153,26 @@ def test_every_refused_feature_is_named_at_once() -> None:
     with pytest.raises(
         UnsupportedError, match=r"(?s)drafts and pipeline_parallel_size 4.*found 'suffix'"
     ):
+        HybridPagesConnector(config, KVConnectorRole.SCHEDULER, plan)
+
+
+@pytest.mark.parametrize("method", ["mtp", "ngram"])
+def test_a_divided_context_is_refused_with_drafts_and_stages(method: str) -> None:
+    config, plan = configuration()
+    change("parallel_config.decode_context_parallel_size", 2)(config)
+    with pytest.raises(UnsupportedError, match="decode_context_parallel_size with pipeline stages"):
+        changed = copy.deepcopy(config)
+        change("parallel_config.pipeline_parallel_size", 2)(changed)
+        HybridPagesConnector(changed, KVConnectorRole.SCHEDULER, plan)
+    change("speculative_config", speculation(method=method))(config)
+    with pytest.raises(UnsupportedError, match="decode_context_parallel_size with drafts"):
+        HybridPagesConnector(config, KVConnectorRole.SCHEDULER, plan)
+
+
+def test_a_divided_context_is_refused_with_windows() -> None:
+    config, plan = configuration(SHAPES["gdn-window"])
+    change("parallel_config.decode_context_parallel_size", 2)(config)
+    with pytest.raises(UnsupportedError, match="expected 1 for a model with sliding windows"):
         HybridPagesConnector(config, KVConnectorRole.SCHEDULER, plan)
 
 

@@ -26,7 +26,6 @@ from hybrid_pages.vllm.config.speculation import MOST_DRAFTS, WITH_LAYERS, WITHO
 
 _REFUSED = {
     "pipeline-parallel-size": "1",
-    "decode-context-parallel-size": "1",
     "prefill-context-parallel-size": "1",
 }
 _REFUSED_SWITCHES = (
@@ -71,6 +70,7 @@ def examine(command: Command, vllm: str | None) -> tuple[list[Finding], list[str
         )
     else:
         found += _drafts(command)
+        found += _divided(command)
         found += _roles(command, ours)
         found += _offloading(command)
         given, cores = ours.get("kv_connector_extra_config") or {}, _engine_cores(command)
@@ -135,6 +135,22 @@ def _refused(command: Command) -> Iterator[Finding]:
             "start",
             f"--mamba-cache-mode {mode}: states are kept nowhere",
             "use --mamba-cache-mode align, the default with prefix caching",
+        )
+
+
+def _divided(command: Command) -> Iterator[Finding]:
+    name = "decode-context-parallel-size"
+    ranks = command.number(name) or 1
+    if ranks > 1 and command.drafts():
+        yield Finding(
+            name, "start", f"--{name} {ranks} is not supported with drafts", f"drop --{name}"
+        )
+    if ranks > 1 and (command.number("pipeline-parallel-size") or 1) > 1:
+        yield Finding(
+            name,
+            "start",
+            f"--{name} {ranks} is not supported with pipeline stages",
+            f"drop --{name}",
         )
 
 
@@ -224,6 +240,9 @@ def _retention(command: Command) -> int | None:
 def _planned(command: Command, skipped: list[str]) -> CachePlan | None:
     if command.model is None:
         skipped.append("the size of a block: no model is named")
+        return None
+    if (command.number("decode-context-parallel-size") or 1) > 1:
+        skipped.append("the size of a block: not known here where ranks divide a context")
         return None
     choices = Choices(
         ranks=_ranks(command),

@@ -99,7 +99,8 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         require_groups(kv_cache_config)
         require_config(vllm_config, recurrent=has_states(kv_cache_config))
         require_nodes(nodes, settings)
-        grid = with_drafts(block_grid(kv_cache_config), vllm_config)
+        context = vllm_config.parallel_config.decode_context_parallel_size
+        grid = with_drafts(block_grid(kv_cache_config, context=context), vllm_config)
         self.scheduler: SchedulerHalf | None = None
         self.worker: WorkerHalf | None = None
         self._cache_config = vllm_config.cache_config
@@ -107,7 +108,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         if role == KVConnectorRole.SCHEDULER:
             stages, tensor_ranks = versions.world_of(vllm_config.parallel_config)
             publishes = versions.publishes_events(vllm_config)
-            events = event_groups(kv_cache_config) if publishes else None
+            events = event_groups(kv_cache_config, context) if publishes else None
             plan = planned_geometry(vllm_config, kv_cache_config)
             advice.warn(vllm_config, settings, grid, plan)
             engine = EngineFacts(

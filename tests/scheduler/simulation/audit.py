@@ -145,6 +145,8 @@ class Audit:
                         if item.kind != "recurrent":
                             missing = n // per_state - len(content)
                             content = np.pad(content, ((0, missing), (0, 0)))
+                        if layer.shard is not None:
+                            content = content[layer.shard.keeps(np.arange(len(content)))]
                         if layer.form is not None:
                             content = layer.form.at(prefix, end, layer.key)
                             counts.append(layer.form.counting)

@@ -128,6 +128,8 @@ def engine_config(
     events: KVEventsConfig | None = None,
     speculation: Speculation | None = None,
     priorities: bool = False,
+    context: int = 1,
+    run: int = 1,
 ) -> VllmConfig:
     """A VllmConfig as the engine core has it after start-up."""
     config = copy.deepcopy(_base())
@@ -145,6 +147,8 @@ def engine_config(
     config.scheduler_config.policy = "priority" if priorities else "fcfs"
     config.parallel_config.tensor_parallel_size = ranks
     config.parallel_config.world_size = ranks
+    config.parallel_config.decode_context_parallel_size = context
+    config.parallel_config.cp_kv_cache_interleave_size = run
     config.kv_events_config = events
     config.compilation_config.static_forward_context = {
         name: PlainLayer() for name in shape.specs()

@@ -155,6 +155,8 @@ class Engine:
         model: Path | None = None,
         priorities: bool = False,
         pool: float = 0.0,
+        context: int = 1,
+        run: int = 1,
     ) -> None:
         self.speculation = speculation
         if speculation is not None:
@@ -173,6 +175,8 @@ class Engine:
             events=events,
             speculation=speculation,
             priorities=priorities,
+            context=context,
+            run=run,
         )
         self.config.parallel_config.nnodes = nodes
         if model is not None:
@@ -302,7 +306,14 @@ class Engine:
         )
 
     def _memory(self, plan: KVCacheConfig, kernels: list[int], rank: int) -> Memory:
-        return Memory(plan, self.shape.layout, kernels, rank)
+        memory, parallel = (
+            Memory(plan, self.shape.layout, kernels, rank),
+            self.config.parallel_config,
+        )
+        memory.divide(
+            parallel.decode_context_parallel_size, rank, parallel.cp_kv_cache_interleave_size
+        )
+        return memory
 
     def _executor(self, *args: Any, **kwargs: Any) -> Runner:
         return Runner(*args, **kwargs)

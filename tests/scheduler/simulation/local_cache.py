@@ -110,8 +110,11 @@ class LocalCache:
             else:
                 first = (tokens - 1) // n * n
                 last = tokens // per_state
-                digests.append(prefix.of_states(first // per_state, last, per_state))
-                rows.append(layer.tokens([block])[: last - first // per_state])
+                of_block = prefix.of_states(first // per_state, last, per_state)
+                if layer.shard is not None:
+                    of_block = of_block[layer.shard.keeps(np.arange(len(of_block)))]
+                digests.append(of_block)
+                rows.append(layer.tokens([block])[: len(of_block)])
             owners += [(block, name, tokens)] * len(rows[-1])
         if not rows:
             return

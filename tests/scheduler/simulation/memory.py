@@ -43,6 +43,25 @@ def representative(spec: KVCacheSpec) -> KVCacheSpec:
     return spec
 
 
+@dataclass(frozen=True)
+class Shard:
+    """Which tokens of a block one rank keeps under context parallelism
+    (``vllm/v1/worker/block_table.py``)."""
+
+    ranks: int
+    rank: int
+    run: int
+    """How many tokens one after another each rank keeps."""
+
+    def keeps(self, offsets: Bytes) -> Bytes:
+        """Whether this rank keeps the tokens at these places of blocks of all ranks."""
+        return offsets // self.run % self.ranks == self.rank
+
+    def place(self, offsets: Bytes) -> Bytes:
+        """The places of the tokens that it keeps in its own blocks."""
+        return offsets // (self.ranks * self.run) * self.run + offsets % self.run
+
+
 @dataclass
 class LayerMemory:
     """One layer's blocks, live and shadow: [block, kernel block, kernel token, head, bytes]."""
@@ -53,6 +72,8 @@ class LayerMemory:
     shadow: npt.NDArray[np.uint8]
     form: Form | None = None
     """Of a recurrent layer's state, if it verifies drafts."""
+    shard: Shard | None = None
+    """Which tokens of each block are here; None for all."""
 
     @property
     def drafts(self) -> bool:
@@ -75,7 +96,16 @@ class LayerMemory:
 
     def other_token(self, blocks: Sequence[int], first: int, expected: Bytes) -> int | None:
         """The first of the tokens from `first` on that has other bytes than these, if any."""
-        found = self.tokens(blocks)[first : first + len(expected)]
+        if self.shard is None:
+            found = self.tokens(blocks)[first : first + len(expected)]
+        else:
+            n = self.live.shape[1] * self.live.shape[2] * self.shard.ranks
+            offsets = np.arange(first, first + len(expected))
+            found, mine = expected.copy(), self.shard.keeps(offsets % n)
+            places = self.shard.place(offsets[mine] % n) + offsets[mine] // n * (
+                n // self.shard.ranks
+            )
+            found[mine] = self.tokens(blocks)[places]
         wrong = np.flatnonzero((found != expected).any(axis=1))
         return int(wrong[0]) if len(wrong) else None
 
@@ -88,6 +118,10 @@ class LayerMemory:
         """Write token i's bytes at offsets[i] of blocks[i]."""
         kernel_tokens = self.live.shape[2]
         of_blocks = np.asarray(blocks, dtype=np.intp)
+        if self.shard is not None:
+            mine = self.shard.keeps(offsets)
+            of_blocks, data = of_blocks[mine], data[mine]
+            offsets = self.shard.place(offsets[mine])
         place = (of_blocks, offsets // kernel_tokens, offsets % kernel_tokens)
         rows = data.reshape(len(offsets), *self.live.shape[3:])
         self.live[place] = rows
@@ -162,6 +196,14 @@ class Memory:
         self.windows = [
             spec.sliding_window if isinstance(spec, SlidingWindowSpec) else None for spec in specs
         ]
+
+    def divide(self, context: int, rank: int, run: int) -> None:
+        """Has each of ``context`` ranks keep its part of the tokens of attention groups."""
+        for group, layers in enumerate(self.groups):
+            if context > 1 and not self.recurrent[group]:
+                self.block_tokens[group] *= context
+                for layer in layers:
+                    layer.shard = Shard(context, rank % context, run)
 
     def _take(self, raw: torch.Tensor) -> None:
         """The buffer, and its shadow."""

@@ -473,7 +473,12 @@ class Runner:
         block = request.tables[group][(end - 1) // n]
         if self.memory.recurrent[group]:
             return digest_of(layer.state(block), layer.key)
-        return digest_of(layer.tokens([block])[(end - 1) % n], layer.key)
+        offset = np.array((end - 1) % n)
+        if layer.shard is not None:
+            if not layer.shard.keeps(offset):  # the rank that has it tells the others
+                return int(request.prefix.of_tokens(end - 1, end)[0])
+            offset = layer.shard.place(offset)
+        return digest_of(layer.tokens([block])[offset], layer.key)
 
     @functools.cached_property
     def _telling(self) -> tuple[int, LayerMemory]:

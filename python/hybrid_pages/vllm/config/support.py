@@ -145,9 +145,15 @@ def _rejected(config: "VllmConfig", transfer: "KVTransferConfig") -> list[str]:
             f"{parallel.prefill_context_parallel_size}",
         ),
         (
-            parallel.decode_context_parallel_size != 1,
-            "decode_context_parallel_size: expected 1, found "
-            f"{parallel.decode_context_parallel_size}",
+            parallel.decode_context_parallel_size != 1 and parallel.pipeline_parallel_size != 1,
+            "decode_context_parallel_size with pipeline stages: expected one of both, found "
+            f"{parallel.decode_context_parallel_size} and pipeline_parallel_size "
+            f"{parallel.pipeline_parallel_size}",
+        ),
+        (
+            parallel.decode_context_parallel_size != 1 and config.speculative_config is not None,
+            "decode_context_parallel_size with drafts: expected one of both, found "
+            f"{parallel.decode_context_parallel_size} and a speculative_config",
         ),
         (
             parallel.enable_elastic_ep,

@@ -89,8 +89,9 @@ def require_groups(config: "KVCacheConfig") -> None:
 
 def layers_here(config: "KVCacheConfig") -> list[list[str]]:
     """The names of this worker's layers, by group of the geometry."""
-    grid = block_grid(config)
-    return [list(config.kv_cache_groups[blocks.table].layer_names) for blocks in grid.groups]
+    groups = config.kv_cache_groups
+    kept = (group for group in groups if not versions.is_scratch(versions.group_spec(group)))
+    return [list(group.layer_names) for group in kept]
 
 
 def planned_geometry(
@@ -118,7 +119,7 @@ def planned_geometry(
         UnsupportedError: a kind of cache that the connector does not handle.
     """
     require_groups(kv_cache_config)
-    grid = block_grid(kv_cache_config)
+    grid = block_grid(kv_cache_config, context=_context(config))
     strides = {
         name: min(tensor.layer_stride, tensor.block_stride)
         for tensor in kv_cache_config.kv_cache_tensors
@@ -185,7 +186,7 @@ def read_layout(
         UnsupportedError: memory or a kind of cache that the connector does not handle.
     """
     require_groups(kv_cache_config)
-    grid = block_grid(kv_cache_config, hash_block_size)
+    grid = block_grid(kv_cache_config, hash_block_size, context=_context(config))
     placements = {
         name: (tensor, index)
         for tensor in kv_cache_config.kv_cache_tensors
@@ -285,7 +286,18 @@ def _identity(
         ),
         "hash": str(cache.prefix_caching_hash_algo),
         "draft_layers": draft_layers(config.speculative_config),
+        **_divided(config),
     }
+
+
+def _context(config: "VllmConfig") -> int:
+    return int(config.parallel_config.decode_context_parallel_size)
+
+
+def _divided(config: "VllmConfig") -> dict[str, str]:
+    """How ranks divide a context, if they do."""
+    ranks, run = _context(config), config.parallel_config.cp_kv_cache_interleave_size
+    return {"context_parallel": f"{ranks} ranks, runs of {run} tokens"} if ranks > 1 else {}
 
 
 def _engine_blocks(grid: BlockGrid) -> str:
@@ -412,7 +424,7 @@ class _LayerView:
 
     def tokens(self, config: "VllmConfig") -> list[TokenPart] | None:
         """Which token each byte of a block belongs to; None if that is not known."""
-        if versions.kind_of(self.spec) == "recurrent":
+        if versions.kind_of(self.spec) == "recurrent" or _context(config) > 1:
             return None
         placement = versions.placement(config, self.name, self.spec)
         if placement is None:

@@ -75,7 +75,8 @@ class BlockGrid:
     drafter_tokens: int | None = None
     """The most tokens that a request may have after a step with draft layers; None for no limit."""
     compressed: bool = False
-    """Whether some page has fewer states than tokens, or vLLM resumes at whole blocks only."""
+    """Whether some page has fewer states than tokens, ranks divide a context, or vLLM resumes at
+    whole blocks only."""
 
     @property
     def no_tails(self) -> str | None:
@@ -187,25 +188,33 @@ class BlockGrid:
         return "in_steps" if stores_in_steps else "copied"
 
 
-def block_grid(config: "KVCacheConfig", hash_block_size: int | None = None) -> BlockGrid:
+def block_grid(
+    config: "KVCacheConfig", hash_block_size: int | None = None, *, context: int = 1
+) -> BlockGrid:
     """The grid of an engine. N is the least common multiple of all groups' engine blocks, those
     that are left out included.
 
     Args:
         config: vLLM's plan.
         hash_block_size: how many tokens a prefix hash covers, if the plan does not tell.
+        context: how many ranks divide a context (``--decode-context-parallel-size``).
 
     Raises:
-        UnsupportedError: there is no group, vLLM's own states go wrong with these block sizes, or
-            the hashes do not divide the blocks.
+        UnsupportedError: there is no group, vLLM's own states go wrong with these block sizes, the
+            hashes do not divide the blocks, or ranks would divide the context of a window.
     """
     groups = config.kv_cache_groups
     specs = [versions.group_spec(group) for group in groups]
     kept = [(table, spec) for table, spec in enumerate(specs) if not versions.is_scratch(spec)]
     if not kept:
         raise UnsupportedError("KV cache groups: expected pages or states, found none")
-    n = math.lcm(*(spec.block_size for spec in specs))
-    sizes = [spec.block_size for _, spec in kept]
+    if context > 1 and any(versions.kind_of(spec) == "window" for spec in all_specs(config)):
+        raise UnsupportedError(
+            f"decode_context_parallel_size: expected 1 for a model with sliding windows, found "
+            f"{context}: drop --decode-context-parallel-size"
+        )
+    tokens = tuple(versions.block_tokens(spec, context) for spec in specs)
+    n, sizes = math.lcm(*tokens), [tokens[table] for table, _ in kept]
     hash_tokens = hash_block_size or versions.hash_tokens(config) or math.gcd(*sizes)
     for size in sizes:
         if size % hash_tokens:
@@ -223,12 +232,12 @@ def block_grid(config: "KVCacheConfig", hash_block_size: int | None = None) -> B
     return BlockGrid(
         block_tokens=n,
         stride=n // hash_tokens,
-        table_tokens=tuple(spec.block_size for spec in specs),
-        groups=tuple(_entry_blocks(spec, table, n) for table, spec in kept),
+        table_tokens=tokens,
+        groups=tuple(_entry_blocks(spec, table, tokens[table], n) for table, spec in kept),
         exports_states=bool(recurrent) and all(map(versions.exports_states, recurrent)),
         cuts_elsewhere=n != min(sizes),
         overwritten=min(sizes) if any(map(versions.exports_states, recurrent)) else 0,
-        compressed=any(map(versions.is_compressed, all_specs(config))),
+        compressed=context > 1 or any(map(versions.is_compressed, all_specs(config))),
     )
 
 
@@ -249,9 +258,8 @@ def with_drafts(grid: BlockGrid, config: "VllmConfig") -> BlockGrid:
     )
 
 
-def _entry_blocks(spec: "KVCacheSpec", table: int, n: int) -> EntryBlocks:
-    tokens, kind = spec.block_size, versions.kind_of(spec)
-    per_block = n // tokens
+def _entry_blocks(spec: "KVCacheSpec", table: int, tokens: int, n: int) -> EntryBlocks:
+    kind, per_block = versions.kind_of(spec), n // tokens
     if kind == "recurrent":
         return EntryBlocks(table, tokens, per_block, 1)
     if kind == "window":

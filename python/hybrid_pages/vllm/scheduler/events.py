@@ -42,10 +42,14 @@ class EventGroup:
     kind: str
 
 
-def event_groups(config: "KVCacheConfig") -> list[EventGroup]:
-    """All groups of vLLM's plan."""
+def event_groups(config: "KVCacheConfig", context: int = 1) -> list[EventGroup]:
+    """All groups of vLLM's plan. context: how many ranks divide a context."""
     return [
-        EventGroup(index, group.kv_cache_spec.block_size, versions.event_kind(group))
+        EventGroup(
+            index,
+            versions.block_tokens(group.kv_cache_spec, context),
+            versions.event_kind(group),
+        )
         for index, group in enumerate(config.kv_cache_groups)
     ]
 

@@ -42,6 +42,7 @@ from hybrid_pages.vllm.versions.pages import Placement, placement
 from hybrid_pages.vllm.versions.plan import (
     PAGE_FORMATS,
     Kind,
+    block_tokens,
     conv_state_layout,
     draft_slots,
     exports_states,
@@ -120,6 +121,7 @@ __all__ = [
     "before_resets",
     "block_removed",
     "block_stored",
+    "block_tokens",
     "blocks_to_finish",
     "cached_keys",
     "carries",

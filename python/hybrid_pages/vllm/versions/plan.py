@@ -104,6 +104,15 @@ def is_compressed(spec: "KVCacheSpec") -> bool:
     return bool(spec.prefix_replay_tokens) or spec.tokens_per_state != 1
 
 
+def block_tokens(spec: "KVCacheSpec", context: int) -> int:
+    """The tokens of a layer's block, on all ranks together that divide a context.
+
+    context: the number of these ranks (``--decode-context-parallel-size``). Each keeps some of the
+    tokens of a page, but a state as a whole.
+    """
+    return int(spec.block_size * (context if spec.dcp_sharded else 1))
+
+
 def window_tokens(spec: "KVCacheSpec") -> int:
     """How far back a sliding window's pages are kept."""
     return int(spec.sliding_window + spec.extra_retained_tokens)

@@ -47,7 +47,8 @@ READS: dict[str, str] = {
     "vllm.config.ParallelConfig": (
         "_api_process_count _api_process_rank "
         "data_parallel_index data_parallel_size data_parallel_size_local "
-        "decode_context_parallel_size distributed_executor_backend enable_elastic_ep "
+        "cp_kv_cache_interleave_size decode_context_parallel_size distributed_executor_backend "
+        "enable_elastic_ep "
         "enable_expert_parallel nnodes_within_dp node_rank_within_dp "
         "pipeline_parallel_size prefill_context_parallel_size rank tensor_parallel_size "
         "use_ubatching world_size"
@@ -68,7 +69,7 @@ READS: dict[str, str] = {
     ),
     f"{_KV}.KVCacheGroupSpec": ("enable_kv_transfer host_resident kv_cache_spec layer_names"),
     f"{_KV}.KVCacheTensor": "block_stride layer_stride layers offset",
-    f"{_KV}.KVCacheSpec": "block_size page_size_bytes prefix_replay_tokens",
+    f"{_KV}.KVCacheSpec": "block_size dcp_sharded page_size_bytes prefix_replay_tokens",
     f"{_KV}.CircularBufferSpec": "block_size",
     f"{_KV}.FullAttentionSpec": (
         "dtype kv_quant_mode num_heads num_states page_size_padded state_content_size_bytes "
