@@ -196,7 +196,7 @@ gpu-wheels: $(lastword $(VLLM_STAMPS)) ## Collect in .cache/gpu-wheels/ what gpu
 .PHONY: lint lint-release audit format kernels check-kernels
 lint: .venv-light/.stamps/packages ## Check style, lints, types and doc links of both languages
 	@$(SAY) "checking style, lints and types"
-	@cargo fmt --all --check
+	@cargo fmt --all --check && cargo fmt --all --check --manifest-path tests/rust/races/Cargo.toml
 	@cargo clippy --locked --quiet --workspace --all-targets -- -D warnings
 	@tools/make/lint_macos.sh
 	@RUSTDOCFLAGS="-D warnings" cargo doc --locked --quiet --workspace --no-deps

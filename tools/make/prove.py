@@ -55,8 +55,10 @@ class Part:
 
 
 def cargo(crate: str, test: str, *names: str, profile: str = "--release") -> list[str]:
-    """The command that runs tests of a crate: those whose names have one of these words."""
-    words = ["cargo", "test", "--locked", "--quiet", "-p", crate, "--test", test]
+    """The command that runs tests of a crate: those whose names have one of these words. The test
+    ``lib`` is the crate itself."""
+    words = ["cargo", "test", "--locked", "--quiet", "-p", crate]
+    words += ["--lib"] if test == "lib" else ["--test", test]
     return [*(word for word in [*words, profile] if word), "--", "--nocapture", *names]
 
 
@@ -72,7 +74,41 @@ def on_each_vllm(*arguments: str) -> list[list[str]]:
     return [command, *others]
 
 
+RACES = ["--release", "--manifest-path", "tests/rust/races/Cargo.toml", "--target-dir", "target"]
 PARTS = {
+    "restores": Part(
+        "random trees, ends inside blocks, host, disk and store, faults, kills, restarts",
+        [cargo("hybrid-pages-remote", "it", "restores::")],
+        {"HYBRID_PAGES_RESTORES": "1000000"},
+    ),
+    "races": Part(
+        "the core's threads in many orders, under shuttle; many threads of Python on one cache",
+        [
+            ["cargo", "test", "--locked", "--quiet", *RACES, "--", "--nocapture"],
+            pytest(LIGHT, "tests/python/test_threads.py"),
+        ],
+        {"HYBRID_PAGES_RACES": "200000", "HYBRID_PAGES_THREADS_SECONDS": "300"},
+    ),
+    "fuzz": Part(
+        "changed files, packs, answers, traces, settings, hints and configurations of models",
+        [
+            *(
+                cargo(f"hybrid-pages-{it}", "lib", "fuzz::")
+                for it in ("disk", "remote", "mooncake")
+            ),
+            cargo("hybrid-pages-lab", "it", "fuzz::"),
+            pytest(LIGHT, "tests/python/test_changed_inputs.py"),
+        ],
+        {"HYBRID_PAGES_EXECUTIONS": "10000000"},
+    ),
+    "days": Part(
+        "a month of traffic: what the cache, a disk and a store's catalog remember does not grow",
+        [
+            cargo("hybrid-pages", "it", "month"),
+            cargo("hybrid-pages-disk", "it", "month::"),
+            cargo("hybrid-pages-remote", "it", "month::"),
+        ],
+    ),
     "scheduler": Part(
         "random workloads on vLLM's schedulers, over layers that check every byte",
         on_each_vllm("tests/scheduler/test_fuzz.py", "tests/scheduler/test_small_pools.py"),
@@ -164,13 +200,17 @@ def proved(part: Part) -> dict[str, Any]:
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The report as a table, in the order of PARTS. A part that never ran has no row."""
+    """The report as a table, in the order of PARTS. A part that never ran has no row.
+
+    Figures with a colon in their name are details, which the file of results has alone.
+    """
     lines = ["| part | found | passed | when |", "|---|---|---|---|"]
     for name, part in PARTS.items():
         if name not in results:
             continue
         result = results[name]
-        figures = ", ".join(f"{_number(value)} {it}" for it, value in result["figures"].items())
+        told = [(it, value) for it, value in result["figures"].items() if ": " not in it]
+        figures = ", ".join(f"{_number(value)} {it}" for it, value in told)
         minutes = result["seconds"] / 60
         took = f"{minutes:.0f} min" if minutes >= 2 else f"{minutes * 60:.0f} s" if minutes else ""
         when = ", ".join(filter(None, [result["date"], result["commit"], took]))

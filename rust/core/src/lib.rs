@@ -4,6 +4,8 @@
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
+#[cfg(shuttle)] // tests/rust/races
+extern crate hybrid_pages_races_std as std;
 pub mod error;
 pub mod guarded;
 pub mod ids;
@@ -11,11 +13,9 @@ mod slab;
 
 pub mod geometry;
 pub mod policy;
-
 pub mod slot;
 pub mod transfer;
 
+pub mod cache;
 pub mod prefix;
 pub mod tier;
-
-pub mod cache;

@@ -8,6 +8,7 @@ mod faults;
 mod learnt;
 mod marker;
 mod model;
+mod month;
 mod places;
 mod quota;
 mod slow;

@@ -1,6 +1,7 @@
 //! The tests of the lab, in one binary.
 
 mod disk;
+mod fuzz;
 mod hints;
 #[path = "../shared/live_cache.rs"]
 mod live_cache;

@@ -4,9 +4,6 @@
 use crate::support;
 use crate::wild;
 
-use std::fs::OpenOptions;
-use std::os::unix::fs::FileExt as _;
-use std::path::Path as FilePath;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -14,7 +11,7 @@ use std::time::Duration;
 use hybrid_pages_remote::RemotePlace;
 use object_store::path::Path;
 use support::{Engine, LIMIT, Setup};
-use wild::{Random, Shared, Wild};
+use wild::{Random, Shared, Wild, spoil};
 
 const STEPS: usize = 250;
 
@@ -152,44 +149,6 @@ fn whatever_a_store_does_the_bytes_are_right() {
         is_well(&others, 7, "zyxw");
     }
     assert!(read > 0);
-}
-
-/// Does something to a file, or to the whole directory.
-fn spoil(folder: &FilePath, random: &Random) -> std::io::Result<()> {
-    let versions = folder.join("hybrid-pages-v1");
-    let mut all = Vec::new();
-    for identity in std::fs::read_dir(&versions)? {
-        let identity = identity?.path();
-        if identity.is_dir() {
-            for file in std::fs::read_dir(identity)? {
-                all.push(file?.path());
-            }
-        }
-    }
-    if all.is_empty() {
-        return Ok(());
-    }
-    let [one, two] = [0; 2].map(|_| &all[random.below(all.len())]);
-    let length = std::fs::metadata(one)?.len();
-    let at = random.word() % length.max(1);
-    let open = || OpenOptions::new().write(true).open(one);
-    match random.below(300) {
-        0..8 => open()?.write_all_at(&[random.word() as u8], at),
-        8..10 => open()?.set_len(at),
-        10 | 11 => open()?.set_len(length + 1),
-        12..16 => std::fs::copy(two, one).map(drop),
-        16..20 => std::fs::rename(two, one),
-        20..26 => std::fs::remove_file(one),
-        26 if random.chance(30) => std::fs::write(one.with_extension("gone"), "x"),
-        27 if random.chance(30) => std::fs::remove_dir_all(&versions),
-        28 => {
-            let aside = folder.with_extension("aside");
-            std::fs::rename(folder, &aside)?;
-            std::thread::sleep(Duration::from_millis(10));
-            std::fs::rename(aside, folder)
-        }
-        _ => Ok(()),
-    }
 }
 
 #[test]

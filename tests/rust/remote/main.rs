@@ -4,7 +4,10 @@ mod chaos;
 mod encrypted;
 mod faults;
 mod hostile;
+mod month;
 mod outages;
+#[path = "../restores/mod.rs"]
+mod restores;
 mod sharing;
 mod support;
 mod wild;

@@ -8,8 +8,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use arena_engine::Handle;
-pub use arena_engine::{IDENTITY, LIMIT, cache_config, cache_support, geometry};
+pub use arena_engine::{
+    Engine as EngineOver, Handle, IDENTITY, LIMIT, cache_config, cache_support, geometry,
+};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::StreamExt as _;

@@ -1,7 +1,10 @@
 //! A store where each request meets a fault of its own.
 
 use std::fmt;
+use std::fs::OpenOptions;
 use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path as FilePath;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -42,12 +45,16 @@ impl Random {
     }
 }
 
+/// What a request panics with.
+pub const PLANTED: &str = "a panic that a test has planted";
+
 /// A store in memory: so many of a hundred requests meet a fault.
 #[derive(Debug)]
 pub struct Wild {
     inner: InMemory,
     random: Random,
     percent: AtomicU32,
+    met: AtomicU64,
 }
 
 impl Wild {
@@ -56,6 +63,7 @@ impl Wild {
             inner: InMemory::new(),
             random: Random::new(seed),
             percent: AtomicU32::new(0),
+            met: AtomicU64::new(0),
         }
     }
 
@@ -63,8 +71,15 @@ impl Wild {
         self.percent.store(percent, Ordering::SeqCst);
     }
 
+    /// How many requests have met a fault.
+    pub fn met(&self) -> u64 {
+        self.met.load(Ordering::SeqCst)
+    }
+
     fn is_wild(&self) -> bool {
-        self.random.chance(self.percent.load(Ordering::SeqCst))
+        let wild = self.random.chance(self.percent.load(Ordering::SeqCst));
+        self.met.fetch_add(u64::from(wild), Ordering::SeqCst);
+        wild
     }
 
     /// What may happen to any request. True if nothing did.
@@ -74,7 +89,7 @@ impl Wild {
         }
         match self.random.below(10) {
             0 => std::future::pending().await,
-            1 => panic!("a panic that a test has planted"),
+            1 => panic!("{PLANTED}"),
             2 => Err(Error::Generic {
                 store: "test",
                 source: "503 SlowDown".into(),
@@ -347,5 +362,43 @@ impl ObjectStore for Shared {
         options: CopyOptions,
     ) -> object_store::Result<()> {
         self.0.inner.copy_opts(from, to, options).await
+    }
+}
+
+/// Does something to a file, or to the whole directory.
+pub fn spoil(folder: &FilePath, random: &Random) -> std::io::Result<()> {
+    let versions = folder.join("hybrid-pages-v1");
+    let mut all = Vec::new();
+    for identity in std::fs::read_dir(&versions)? {
+        let identity = identity?.path();
+        if identity.is_dir() {
+            for file in std::fs::read_dir(identity)? {
+                all.push(file?.path());
+            }
+        }
+    }
+    if all.is_empty() {
+        return Ok(());
+    }
+    let [one, two] = [0; 2].map(|_| &all[random.below(all.len())]);
+    let length = std::fs::metadata(one)?.len();
+    let at = random.word() % length.max(1);
+    let open = || OpenOptions::new().write(true).open(one);
+    match random.below(300) {
+        0..8 => open()?.write_all_at(&[random.word() as u8], at),
+        8..10 => open()?.set_len(at),
+        10 | 11 => open()?.set_len(length + 1),
+        12..16 => std::fs::copy(two, one).map(drop),
+        16..20 => std::fs::rename(two, one),
+        20..26 => std::fs::remove_file(one),
+        26 if random.chance(30) => std::fs::write(one.with_extension("gone"), "x"),
+        27 if random.chance(30) => std::fs::remove_dir_all(&versions),
+        28 => {
+            let aside = folder.with_extension("aside");
+            std::fs::rename(folder, &aside)?;
+            std::thread::sleep(Duration::from_millis(10));
+            std::fs::rename(aside, folder)
+        }
+        _ => Ok(()),
     }
 }

@@ -13,6 +13,9 @@ mod connect;
 mod crew;
 mod door;
 mod format;
+#[cfg(test)]
+#[path = "../../../../tests/rust/disk/fuzz.rs"]
+mod fuzz;
 mod handle;
 mod health;
 mod index;

@@ -15,6 +15,9 @@
 //! A value is one entry: a header with the checksums, then the shards. It is in the store as a whole or not at all.
 //! `put` never replaces a value, so a key covers everything that the bytes depend on.
 
+#[cfg(test)]
+#[path = "../../../../tests/rust/mooncake/fuzz.rs"]
+mod fuzz;
 mod handle;
 mod helper;
 mod link;

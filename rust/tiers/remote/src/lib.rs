@@ -13,6 +13,9 @@ mod error;
 mod fetch;
 mod files;
 mod freshness;
+#[cfg(test)]
+#[path = "../../../../tests/rust/remote/fuzz.rs"]
+mod fuzz;
 mod handle;
 mod listing;
 mod messages;
