@@ -560,6 +560,14 @@ class Cache:
         another cache.
         """
 
+    def leave_to(self, lease: ReadLease, tier: str) -> int:
+        """Leave the entries of a lease, and those that need them, to a tier below.
+
+        They leave the host and the tiers before that one, if it has all entries of the lease.
+        Returns how many left the host. Raises InvalidArgumentError for an unknown tier, and
+        LeaseError as :meth:`invalidate` does.
+        """
+
     def clear(self) -> int:
         """Drop all entries. Returns how many. Leased slots are free when their lease ends.
 

@@ -140,8 +140,13 @@ def doctor(
 
 def verify(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A model, as `vllm serve` takes it.")
-    ],
+        Optional[str],  # noqa: UP045
+        typer.Argument(
+            metavar="MODEL",
+            help="A model, as `vllm serve` takes it; with --url the name of a served model or "
+            "adapter, by default the first.",
+        ),
+    ] = None,
     vllm: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Argument(metavar="[-- FLAG...]", help="Your flags of `vllm serve`."),
@@ -199,12 +204,53 @@ def verify(
         _one_of(list(PLANTS), "Spoil what is restored, to see that verify can fail."),
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show the engine's output.")] = False,
+    url: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="URL", help="Verify the engine that serves there, and start none of its own."
+        ),
+    ] = None,
+    timeout: Annotated[
+        Optional[float],  # noqa: UP045
+        _number("SECONDS", "With --url, for all answers together. Default: 600.", 86_400),
+    ] = None,
+    metrics: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            metavar="FILE", help="With --url, write the result in Prometheus' text format."
+        ),
+    ] = None,
 ) -> int:
     """Compare what is restored with what the engine computes itself, on your model and flags.
 
     Runs prompts cold, on vLLM's own prefix hit, and restored from each tier that is set. Exit
-    status 1 if something differs or nothing was restored, 2 if it could not run.
+    status 1 if something differs or nothing was restored, 2 if it could not run. With --url, 2 also
+    if it could not tell, and 3 if another run is under way or the engine is too busy.
     """
+    of_own = {
+        "questions": questions,
+        "answer-tokens": answer_tokens,
+        "scratch": scratch,
+        "plant": plant,
+        "concurrency": concurrency != 1,
+        "verbose": verbose,
+    }
+    if url is not None:
+        given = [f"--{name}" for name, value in of_own.items() if value]
+        if given or vllm or (model or "").startswith("-"):
+            raise typer.BadParameter(
+                f"with --url, expected none of {', '.join(given) or '-- FLAG...'}: no engine is "
+                "started"
+            )
+        from hybrid_pages.verify.serving_main import run as run_serving
+
+        return run_serving(
+            SimpleNamespace(**{**locals(), "json": as_json, "timeout": timeout or 600.0})
+        )
+    if model is None:
+        raise typer.BadParameter("expected MODEL, or --url URL, found neither")
+    if timeout is not None or metrics is not None:
+        raise typer.BadParameter("expected --url beside --timeout and --metrics, found none")
     if not installed.engine_fits("verify"):
         return 2
     from hybrid_pages.verify.main import run

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hybrid_pages.adapter.errors import EngineError
-from hybrid_pages.vllm.scheduler.requests.hints import KEY
+from hybrid_pages.vllm.scheduler.requests.check import KEY
 
 # Set before vLLM is imported: one process and thread, no compilation, no network, little output.
 ENVIRONMENT = {

@@ -23,7 +23,7 @@ from hybrid_pages.adapter.errors import EngineError, SettingsError
 from hybrid_pages.scrape import PREFIX
 from hybrid_pages.verify.tiers import Arranged, EngineStart, arrange
 from hybrid_pages.vllm import versions
-from hybrid_pages.vllm.scheduler.requests.hints import KEY
+from hybrid_pages.vllm.scheduler.requests.check import KEY
 
 _LOGPROBS = 5
 _COUNT_SECONDS, _RESET_SECONDS, _SETTLE_SECONDS, _END_SECONDS = 30.0, 60.0, 300.0, 60.0

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shlex
 import shutil
-import signal
 import sys
 import tempfile
 import uuid
@@ -23,18 +22,16 @@ import hybrid_pages
 from hybrid_pages import HybridPagesError
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.arguments import require_named
-from hybrid_pages.verify import prompts, questions
+from hybrid_pages.verify import output, prompts, questions
+from hybrid_pages.verify.made import made
 from hybrid_pages.verify.process import EngineFailed, EngineProcess
-from hybrid_pages.verify.prompts import GivenPrompts, VerifyPrompt
-from hybrid_pages.verify.report import as_json, markdown, report, show
+from hybrid_pages.verify.prompts import GivenPrompts
+from hybrid_pages.verify.report import report
 from hybrid_pages.verify.runs import EngineCommands, Runs, collect
 from hybrid_pages.verify.tiers import EngineStart, folder_of
 from hybrid_pages.verify.verdict import VerifyVerdict, judge, unfit_for
 
-_LEAST_COLUMNS = 120
-_ANSWER_TOKENS = 256
 _SECRET = ("--api-key", "--hf-token")
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 def run(args: SimpleNamespace) -> int:
@@ -44,7 +41,7 @@ def run(args: SimpleNamespace) -> int:
         _check(args)
         given = None if args.prompts is None else prompts.read(args.prompts)
         asked = [] if args.questions is None else questions.read(args.questions)
-        with _interruptible():
+        with output.interruptible():
             runs = _runs(args, given, asked)
         verdict = judge(runs)
         if args.plant:
@@ -61,24 +58,14 @@ def run(args: SimpleNamespace) -> int:
                 "seed": args.seed,
             },
         )
-        for path, text in ((args.json, as_json(found)), (args.markdown, markdown(found))):
-            if path is not None and str(path) != "-":
-                path.write_text(text if text.endswith("\n") else f"{text}\n", encoding="utf-8")
+        output.write(args, found)
     except KeyboardInterrupt:
         print("hybrid-pages verify: interrupted", file=sys.stderr)
         return 130
     except (HybridPagesError, OSError) as error:
         print(f"hybrid-pages verify: {error}", file=sys.stderr)
         return 2
-    if str(args.json) == "-":
-        print(as_json(found))
-    elif str(args.markdown) == "-":
-        print(markdown(found), end="")
-    else:
-        console = Console(highlight=False)
-        # A pipe or a log has no width.
-        wide = console if console.is_terminal else Console(width=_LEAST_COLUMNS, highlight=False)
-        show(found, wide)
+    output.show_on_terminal(args, found)
     return 0 if verdict.good else 1
 
 
@@ -105,14 +92,7 @@ def _check(args: SimpleNamespace) -> None:
             f"expected flags of `vllm serve` behind `--`, found {args.vllm[0]!r}: leave the "
             "command and its model out, as in `hybrid-pages verify MODEL -- --max-model-len 8192`"
         )
-    if str(args.json) == "-" and str(args.markdown) == "-":
-        raise SettingsError("expected one report on standard output, found two: name a file")
-    for name in ("json", "markdown"):
-        path = getattr(args, name)
-        if path is not None and str(path) != "-":
-            _require_writable(f"--{name}", path.absolute())
-    if args.json is not None and args.json == args.markdown:
-        raise SettingsError(f"expected a file for each report, found one for both: {args.json}")
+    output.check(args)
     if args.scratch is not None:
         if not args.scratch.is_dir():
             raise SettingsError(f"--scratch: expected a directory, found none: {args.scratch}")
@@ -126,14 +106,6 @@ def _check(args: SimpleNamespace) -> None:
             f"--answer-tokens {args.answer_tokens}: expected --questions beside it, found none: "
             "--tokens is for other prompts"
         )
-
-
-def _require_writable(option: str, path: Path) -> None:
-    """Rejects a file that can't be written, before engines run whose results would be lost."""
-    if not path.parent.is_dir():
-        raise SettingsError(f"{option}: expected a directory to write in, found none: {path}")
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise SettingsError(f"{option}: expected a file that can be written, found {path}")
 
 
 def _require_told(runs: Runs, verdict: VerifyVerdict, plant: str) -> None:
@@ -251,120 +223,3 @@ def _folders(arranged: dict[str, Any]) -> Iterator[Path]:
             folder.parent.mkdir()
             folder = folder.parent
         yield folder
-
-
-def made(
-    args: SimpleNamespace,
-    given: list[GivenPrompts] | None,
-    asked: list[questions.ScoredQuestion],
-    engine: EngineCommands,
-    facts: dict[str, Any],
-) -> list[VerifyPrompt]:
-    """The prompts that an engine gets.
-
-    Raises:
-        SettingsError: a prompt that the engine does not take; names it.
-    """
-    found = [
-        VerifyPrompt(each.name, _fitting(each, tokens, args.tokens, facts), args.tokens)
-        for each, tokens in _encoded(given, args.seed, args.tokens, engine, facts)
-    ]
-    return found + _questions(asked, args.answer_tokens or _ANSWER_TOKENS, engine, facts)
-
-
-def _encoded(
-    given: list[GivenPrompts] | None,
-    seed: int,
-    answer: int,
-    engine: EngineCommands,
-    facts: dict[str, Any],
-) -> list[tuple[GivenPrompts, tuple[int, ...]]]:
-    if given is None:
-        given = _built_in(seed, answer, engine, facts)
-    texts = [each.text for each in given if each.text is not None]
-    encoded = iter(engine.ask("encode", texts=texts)["tokens"] if texts else ())
-    return [(each, each.tokens if each.text is None else tuple(next(encoded))) for each in given]
-
-
-def _built_in(
-    seed: int, answer: int, engine: EngineCommands, facts: dict[str, Any]
-) -> list[GivenPrompts]:
-    n, longest = facts["block_tokens"], facts["longest"] - answer
-    if longest < 1:
-        raise SettingsError(
-            f"--tokens: expected less than --max-model-len {facts['longest']}, found {answer}"
-        )
-    if not facts["has_tokenizer"]:
-        return prompts.ids(n, facts["vocab"], longest, seed)
-    lines, needed = 8 + n // 2, 2 * sum(prompts.lengths(n, longest))
-    tokens: list[int] = []
-    while len(tokens) < needed:
-        (more,) = engine.ask("encode", texts=[prompts.ledger(lines, seed)])["tokens"]
-        # The tokenizer knows no word, or cuts texts.
-        if len(more) <= len(tokens):
-            return prompts.ids(n, facts["vocab"], longest, seed)
-        tokens, lines = more, 2 * lines
-    return prompts.cut(tokens, n, longest)
-
-
-def _fitting(
-    each: GivenPrompts, tokens: tuple[int, ...], answer: int, facts: dict[str, Any]
-) -> tuple[int, ...]:
-    if not tokens:
-        raise SettingsError(f"{each.name}: expected a prompt with tokens, found none")
-    if max(tokens) >= facts["vocab"]:
-        raise SettingsError(
-            f"{each.name}: expected token ids below {facts['vocab']}, found {max(tokens)}"
-        )
-    if len(tokens) + answer > facts["longest"]:
-        raise SettingsError(
-            f"{each.name}: expected at most {facts['longest'] - answer} tokens, which leaves "
-            f"{answer} of --max-model-len {facts['longest']} for the answer, found {len(tokens)}"
-        )
-    return tokens
-
-
-def _questions(
-    asked: list[questions.ScoredQuestion],
-    answer: int,
-    engine: EngineCommands,
-    facts: dict[str, Any],
-) -> list[VerifyPrompt]:
-    """The questions, each after as many worked ones as fill a block, which are not asked."""
-    if not asked:
-        return []
-    if not facts["has_tokenizer"]:
-        raise SettingsError("--questions: expected a model with a tokenizer, found none")
-    shots = min(questions.LEAST_SHOTS, len(asked) - 1)
-    while shots < len(asked) - 1:
-        (tokens,) = engine.ask("encode", texts=[questions.shown(asked[:shots])])["tokens"]
-        if len(tokens) > facts["block_tokens"]:
-            break
-        shots += 1
-    head, rest = questions.shown(asked[:shots]), asked[shots:]
-    encoded = engine.ask("encode", texts=[head + questions.asked(each) for each in rest])["tokens"]
-    return [
-        VerifyPrompt(
-            name := f"question {each.line}",
-            _fitting(GivenPrompts(name), tuple(tokens), answer, facts),
-            answer,
-            questions.STOP,
-            each.wanted,
-        )
-        for each, tokens in zip(rest, encoded, strict=True)
-    ]
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Treats SIGTERM and a closed terminal like Ctrl-C: no engine is left behind."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in _ENDING}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

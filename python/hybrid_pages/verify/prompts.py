@@ -102,18 +102,23 @@ def _object(path: Path, number: int, line: str) -> GivenPrompts:
     )
 
 
-def lengths(block_tokens: int, longest: int) -> list[int]:
+def lengths(block_tokens: int, longest: int, *, few: bool = False) -> list[int]:
     """Lengths of built-in prompts: before, at and after boundaries, none above ``longest``.
 
     A prompt of n blocks and no token more resumes one block earlier, as its last token is computed.
+    few: those for an engine that serves.
     """
     n = block_tokens
-    wanted = [n + n // 3 + 1, 2 * n + 1, 4 * n, 6 * n + n // 2]
+    wanted = [2 * n + 1, 4 * n + n // 2]
+    if not few:
+        wanted = [n + n // 3 + 1, 2 * n + 1, 4 * n, 6 * n + n // 2]
     found = [length for length in wanted if length <= longest]
     return found or [longest]
 
 
-def ids(block_tokens: int, vocab: int, longest: int, seed: int) -> list[GivenPrompts]:
+def ids(
+    block_tokens: int, vocab: int, longest: int, seed: int, *, few: bool = False
+) -> list[GivenPrompts]:
     """Built-in prompts of random token ids, the same for the same seed."""
     rng = random.Random(f"hybrid-pages verify {seed}")
     first = min(_SPECIAL, vocab - 1)
@@ -122,7 +127,7 @@ def ids(block_tokens: int, vocab: int, longest: int, seed: int) -> list[GivenPro
             f"{length} random tokens",
             tokens=tuple(rng.randrange(first, vocab) for _ in range(length)),
         )
-        for length in lengths(block_tokens, longest)
+        for length in lengths(block_tokens, longest, few=few)
     ]
 
 
@@ -142,10 +147,12 @@ def ledger(count: int, seed: int) -> str:
     )
 
 
-def cut(tokens: Sequence[int], block_tokens: int, longest: int) -> list[GivenPrompts]:
+def cut(
+    tokens: Sequence[int], block_tokens: int, longest: int, *, few: bool = False
+) -> list[GivenPrompts]:
     """Built-in prompts cut out of the tokens of a long text, each from another place."""
     found, start = [], 0
-    for length in lengths(block_tokens, longest):
+    for length in lengths(block_tokens, longest, few=few):
         part = tuple(tokens[start : start + length])
         found.append(GivenPrompts(f"{len(part)} tokens of text", tokens=part))
         start += max(1, length // 7)

@@ -42,7 +42,8 @@ class Runs:
 
     facts: about the first engine. answers: by phase, in the order of the prompts. figures: of each
     engine at its end, by the tiers that it was started for. halves: the first halves of answers,
-    by the prompt's place. rests: the other halves, by tier and that place.
+    by the prompt's place. rests: the other halves, by tier and that place. more: further cold runs,
+    by that place. reasons: why a tier has restored nothing, if that is known.
     """
 
     prompts: list[VerifyPrompt] = field(default_factory=list)
@@ -51,6 +52,8 @@ class Runs:
     figures: dict[str, dict[str, float]] = field(default_factory=dict)
     halves: dict[int, Answer] = field(default_factory=dict)
     rests: dict[str, dict[int, Answer]] = field(default_factory=dict)
+    more: dict[int, list[Answer]] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
 
     def phase(self, name: str) -> list[Answer]:
         """The answers of a phase, in the order of the prompts."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from hybrid_pages.verify.answers import Answer, Difference, first_difference
 from hybrid_pages.verify.questions import is_right
@@ -106,7 +107,11 @@ def _noise(runs: Runs) -> Noise:
         pairs = zip(runs.phase(one), runs.phase(other), strict=True)
         return max((a.distance(b) for a, b in pairs), default=0.0)
 
-    return Noise(worst(COLD, COLD_AGAIN), worst(LOCAL, LOCAL_AGAIN), worst(COLD, LOCAL))
+    cold = worst(COLD, COLD_AGAIN)
+    for index, more in runs.more.items():
+        every = [runs.phase(COLD)[index], runs.phase(COLD_AGAIN)[index], *more]
+        cold = max(cold, *(one.distance(other) for one, other in combinations(every, 2)))
+    return Noise(cold, worst(LOCAL, LOCAL_AGAIN), worst(COLD, LOCAL))
 
 
 def _row(runs: Runs, noise: Noise, index: int, tier: str) -> VerdictRow:
@@ -212,6 +217,8 @@ def _why(runs: Runs, tier: str, figures: Mapping[str, float]) -> str:
             else f"a block has {n} tokens, and --max-model-len allows {runs.facts['longest']}: "
             "raise it"
         )
+    if tier in runs.reasons:
+        return runs.reasons[tier]
     stored = sum(
         count
         for name, count in runs.figures.get(HOST, {}).items()

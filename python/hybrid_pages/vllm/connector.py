@@ -50,6 +50,7 @@ from hybrid_pages.vllm.processes.nodes import (  # noqa: E402
 from hybrid_pages.vllm.scheduler.connection import EngineFacts  # noqa: E402
 from hybrid_pages.vllm.scheduler.events import event_groups  # noqa: E402
 from hybrid_pages.vllm.scheduler.half import SchedulerHalf  # noqa: E402
+from hybrid_pages.vllm.scheduler.requests.check import KEY  # noqa: E402
 from hybrid_pages.vllm.startup import advice  # noqa: E402
 from hybrid_pages.vllm.versions import logger  # noqa: E402
 from hybrid_pages.vllm.worker.half import WorkerHalf  # noqa: E402
@@ -332,8 +333,8 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Forgets the request; pins, not requests, keep source blocks alive."""
-        self._scheduler().forget(request, block_ids)
-        return False, None
+        told = self._scheduler().forget(request, block_ids)
+        return False, None if told is None else {KEY: told}
 
     def has_pending_block_frees(self) -> bool:
         """Whether pinned blocks will soon be free, so that waiting beats preempting."""

@@ -33,7 +33,7 @@ def cut(server: Server, beginning: Beginning) -> CutBeginning:
 
     Raises:
         BeginningError: the continuations have nothing in common.
-        WarmServerError: the server can't tell; :class:`RefusedError` for this beginning alone.
+        ServedModelError: the server can't tell; :class:`RefusedError` for this beginning alone.
     """
     if beginning.tokens:
         return CutBeginning(beginning.tokens, beginning.tokens[-1])

@@ -12,10 +12,11 @@ from types import SimpleNamespace
 
 from hybrid_pages import HybridPagesError
 from hybrid_pages.scrape import PREFIX, ScrapeError, scrape
+from hybrid_pages.served import RefusedError, ServedModelError
 from hybrid_pages.warm.beginnings import Beginning, BeginningError, read
 from hybrid_pages.warm.cut import CutBeginning, cut
 from hybrid_pages.warm.report import Row, as_json, line
-from hybrid_pages.warm.server import RefusedError, Server, WarmServerError
+from hybrid_pages.warm.server import Server
 from hybrid_pages.warm.visit import visit
 
 _PATIENCE = 5.0
@@ -94,7 +95,7 @@ def _connector(server: Server, notes: list[str]) -> int | None:
     """Makes sure that the connector is in use. Returns the tokens of its blocks, if that is known.
 
     Raises:
-        WarmServerError: it is not in use.
+        ServedModelError: it is not in use.
     """
     until = None
     while True:
@@ -110,7 +111,7 @@ def _connector(server: Server, notes: list[str]) -> int | None:
             until = time.monotonic() + _PATIENCE
             server.serve(_GREETING, {"store": False})
         if time.monotonic() > until:
-            raise WarmServerError(
+            raise ServedModelError(
                 f"{server.base}: expected a server with hybrid-pages, found none of its metrics: "
                 "start vLLM with --kv-transfer-config, or name another with --url"
             )

@@ -42,7 +42,7 @@ def visit(server: Server, cut: CutBeginning, retain: float) -> Visit:
     """Makes the end of a beginning a place to resume from, unless it is one.
 
     Raises:
-        WarmServerError: the server does not answer, or refuses the prompt.
+        ServedModelError: the server does not answer, or refuses the prompt.
     """
     began, n = time.monotonic(), len(cut.tokens)
     kept: dict[str, Any] = {"retain": retain} if retain else {}

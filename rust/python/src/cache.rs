@@ -573,6 +573,11 @@ impl PyCache {
             .map_err(to_py)
     }
 
+    fn leave_to(&self, py: Python<'_>, lease: &PyReadLease, tier: &str) -> PyResult<usize> {
+        py.detach(|| self.inner.leave_to(&lease.lock(), tier))
+            .map_err(to_py)
+    }
+
     fn clear(&self, py: Python<'_>) -> usize {
         py.detach(|| self.inner.clear())
     }

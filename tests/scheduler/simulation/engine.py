@@ -112,6 +112,8 @@ class Result:
     aborted: bool = False
     local_tokens: int = 0
     restored_tokens: int = 0
+    told: dict[str, Any] | None = None
+    """The ``kv_transfer_params`` of the answer."""
 
     @property
     def done(self) -> bool:
@@ -530,6 +532,7 @@ class Engine:
             result.restored_tokens = item.prefill_stats.num_external_cached_tokens
         if item.finish_reason is not None:
             result.finish = str(item.finish_reason)
+            result.told = item.kv_transfer_params
 
     def run(self, limit: int = 5000) -> None:
         """Steps until the engine is idle."""

@@ -132,7 +132,9 @@ class Checkpoints:
         request = tracked.request
         if not request.kv_transfer_params:
             return
-        hints = read_hints(request.kv_transfer_params, request.num_prompt_tokens)
+        hints = read_hints(
+            request.kv_transfer_params, request.num_prompt_tokens, request.cache_salt
+        )
         tracked.hints = hints
         tracked.run.hints, tracked.run.stores = hints.for_policy(request.cache_salt), hints.store
         if not hints.errors:

@@ -17,9 +17,11 @@ from hybrid_pages.vllm.metrics import HybridPagesStats
 from hybrid_pages.vllm.processes.colocation import worker_here
 from hybrid_pages.vllm.scheduler.connection import Connection, EngineFacts
 from hybrid_pages.vllm.scheduler.engine_steps import Steps
+from hybrid_pages.vllm.scheduler.loads import checked
 from hybrid_pages.vllm.scheduler.loads.early import Early
 from hybrid_pages.vllm.scheduler.loads.pace import Pace
 from hybrid_pages.vllm.scheduler.outlook import Outlook
+from hybrid_pages.vllm.scheduler.requests.check import CheckRequest, check_of
 from hybrid_pages.vllm.scheduler.requests.recording import Recording
 from hybrid_pages.vllm.scheduler.requests.tracked import Reload, Tracked
 from hybrid_pages.vllm.scheduler.stale.epochs import Epochs
@@ -88,6 +90,7 @@ class SchedulerHalf:
     def bind_manager(self, manager: "KVCacheManager") -> None:
         """Takes vLLM's cache manager, which knows a request's blocks."""
         self.connection.bind_manager(manager)
+        versions.leave_out(manager, self._leaves_own)
         versions.offer_pages(manager, self._pages)
         versions.before_resets(manager, lambda: self._end_stores(wait=True))
 
@@ -114,7 +117,8 @@ class SchedulerHalf:
         if self._rests:
             self._end_stores()  # it may go on from what was stored meanwhile
         self._arrived.add(request.request_id)
-        if self._early is not None and not request.skip_reading_prefix_cache:
+        reads = not request.skip_reading_prefix_cache and check_of(request) is None
+        if self._early is not None and reads:
             self._early.arrived(request)
 
     def match(self, request: "Request", local_tokens: int) -> int | None:
@@ -197,7 +201,24 @@ class SchedulerHalf:
         namespace, reload = self._namespace(request, None)
         tracked = Tracked.of(request, namespace, self.connection.keys.none_yet())
         tracked.reload, tracked.skips_loads = reload, not self.connection.may_load
+        tracked.check = check_of(request)
+        if tracked.check is not None and self.connection.serving:
+            self._begin_check(tracked, tracked.check)
         return tracked
+
+    def _begin_check(self, tracked: Tracked, check: CheckRequest) -> None:
+        try:
+            checked.begin(self.connection.loads, tracked, check)
+        except Exception:
+            logger.exception("tiers could not give up the prompt of a request of verify")
+            self.connection.figures.count("failures", label="lookup")
+
+    def _leaves_own(self, request: "Request") -> bool:
+        """Whether vLLM's own prefix cache is to give a request nothing."""
+        if request.kv_transfer_params is None or not self.connection.serving:
+            return False
+        check = check_of(request)
+        return check is not None and check.leaves_own
 
     def _track_early(self, request: "Request") -> Tracked | None:
         """Begins to follow a request before its turn, unless its LoRA may be another one then."""
@@ -411,8 +432,12 @@ class SchedulerHalf:
             tracked.reads_cache = not request.skip_reading_prefix_cache
             request.skip_reading_prefix_cache = True
 
-    def forget(self, request: "Request", tables: Tables) -> None:
-        """Called when a request ended: forgets whatever no copy under way needs."""
+    def forget(self, request: "Request", tables: Tables) -> dict[str, Any] | None:
+        """Called when a request ended: forgets whatever no copy under way needs.
+
+        Returns:
+            What its answer says of it; None for all but those of ``hybrid-pages verify --url``.
+        """
         self._confirm_here()
         if self.connection.agreement.alone and worker_here(self.name) is not None:
             # An idle engine does not step, and a step in flight would keep the blocks. Loads of
@@ -423,12 +448,28 @@ class SchedulerHalf:
             early.drop_restore()
             self.connection.namespaces.release(early.run.namespace)
         tracked = self._requests.pop(request.request_id, None)
+        told = None if tracked is None else self._told(tracked)
         if tracked is not None:
             self._forget(tracked, tables)
         if self._rests:
             if self.connection.pace is not None:
                 self.connection.pace.rested()
             self._end_stores()
+        return told
+
+    def _told(self, tracked: Tracked) -> dict[str, Any] | None:
+        """What the answer of a request says of it, if anything. Drops what it asks to drop."""
+        check, connection = tracked.check, self.connection
+        if check is None or not connection.serving:
+            return None
+        try:
+            if check.drop and tracked.request.request_id not in connection.loads.in_flight:
+                checked.drop(connection.loads, tracked)
+            return checked.told(connection.loads, check, connection.cores)
+        except Exception:
+            logger.exception("the end of request %s could not be told", tracked.request.request_id)
+            connection.figures.count("failures", label="lookup")
+            return None
 
     @property
     def _rests(self) -> bool:

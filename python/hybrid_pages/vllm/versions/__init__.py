@@ -37,7 +37,7 @@ from hybrid_pages.vllm.versions.lasting import (
     downloaded,
     hash_seed,
 )
-from hybrid_pages.vllm.versions.local_hits import offer_pages
+from hybrid_pages.vllm.versions.local_hits import leave_out, offer_pages
 from hybrid_pages.vllm.versions.pages import Placement, placement
 from hybrid_pages.vllm.versions.plan import (
     PAGE_FORMATS,
@@ -154,6 +154,7 @@ __all__ = [
     "kernels_of",
     "kind_of",
     "layer_spec",
+    "leave_out",
     "local_tokens",
     "logger",
     "lora_layout",

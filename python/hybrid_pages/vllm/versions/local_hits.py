@@ -23,6 +23,19 @@ the joint hit, and those of the deepest pages. The answer is that of the joint h
 whole blocks behind it that the pages have."""
 
 
+def leave_out(manager: "KVCacheManager", leaves: "Callable[[Request], bool]") -> None:
+    """Has vLLM's own prefix cache give nothing to the requests for which ``leaves`` is true: all of
+    their prompt is left to the connector. Wraps ``get_computed_blocks``."""
+    own = manager.get_computed_blocks
+
+    def get_computed_blocks(request: "Request", *most: Any) -> tuple[Any, ...]:
+        if leaves(request):
+            return manager.empty_kv_cache_blocks, 0, 0
+        return own(request, *most)
+
+    vars(manager)["get_computed_blocks"] = get_computed_blocks
+
+
 def offer_pages(manager: "KVCacheManager", choose: ChoosePages) -> None:
     """Lets requests begin with the pages that ``choose`` says.
 

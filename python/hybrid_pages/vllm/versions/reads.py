@@ -134,8 +134,8 @@ READS: dict[str, str] = {
     ),
     "vllm.v1.core.kv_cache_manager.KVCacheBlocks": "blocks",
     "vllm.v1.core.kv_cache_manager.KVCacheManager": (
-        "block_pool coordinator create_kv_cache_blocks free get_block_ids get_computed_blocks "
-        "get_computed_blocks_for_connector kv_cache_config reset_prefix_cache"
+        "block_pool coordinator create_kv_cache_blocks empty_kv_cache_blocks free get_block_ids "
+        "get_computed_blocks get_computed_blocks_for_connector kv_cache_config reset_prefix_cache"
     ),
     "vllm.v1.core.kv_cache_coordinator.KVCacheCoordinator": (
         "find_longest_cache_hit single_type_managers"

@@ -334,6 +334,16 @@ impl Cache {
         self.locked.with(|state| state.invalidate(&ids))
     }
 
+    /// Takes the entries of a lease, and all that hangs from their pages, out of the host and out of the tiers below that
+    /// come before `tier`, if that tier has them all. Returns how many left the host.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an unknown tier, and the errors of [`invalidate`](Self::invalidate).
+    pub fn leave_to(&self, lease: &ReadLease, tier: &str) -> Result<usize> {
+        let ids = lease.ids_in(&self.locked)?;
+        self.locked.with(|state| state.leave_to(&ids, tier))?
+    }
+
     /// Forgets every entry in every tier; slots under a lease return when it ends. Returns how many entries
     /// resident in the host were dropped. Namespaces that somebody holds stay.
     pub fn clear(&self) -> usize {

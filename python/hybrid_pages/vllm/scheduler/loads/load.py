@@ -186,7 +186,7 @@ class Loads:
             raise EngineError(
                 f"local hit: expected whole blocks of {n}, found {local_tokens} tokens"
             )
-        hit = self._engine_hit(request, local_tokens)
+        hit = self._engine_hit(tracked, local_tokens)
         found = self.restores.look_up(tracked, hit, request.num_tokens - 1)
         if found is None:
             return None
@@ -207,12 +207,14 @@ class Loads:
             return end - local_tokens
         return self._acquire(tracked, tracked.place, local_tokens)
 
-    def _engine_hit(self, request: "Request", local_tokens: int) -> int:
+    def _engine_hit(self, tracked: Tracked, local_tokens: int) -> int:
         """The length of vLLM's own prefix hit. If it ends inside a block, vLLM tells its whole
         blocks only, and takes a load that leads further in place of the rest."""
         if not self.grid.keeps_inside or self.manager is None:
             return local_tokens
-        return max(local_tokens, versions.local_tokens(self.manager, request)[0])
+        if tracked.check is not None and tracked.check.leaves_own:
+            return 0
+        return max(local_tokens, versions.local_tokens(self.manager, tracked.request)[0])
 
     def _acquire(self, tracked: Tracked, place: Place, local_tokens: int) -> int:
         """Takes a lease on what the host has up to a place. Returns how many tokens it has beyond
@@ -282,6 +284,8 @@ class Loads:
             raise InvalidArgumentError("expected a lease of what is loaded, found none")
         entries = load.lease.targets(self.columns, load.tables, load.end)
         load.nbytes = self.sizes.of(entries)
+        if load.tracked is not None and load.tracked.check is not None:
+            load.tracked.check.loaded_bytes += sum(load.nbytes.values())
         return entries
 
     # ---- waves
@@ -351,6 +355,8 @@ class Loads:
         self._failed.add(name)
         if tracked is not None:
             tracked.skips_loads, tracked.loaded = True, 0
+            if tracked.check is not None:
+                tracked.check.failed = reason
 
     # ---- the end
 
@@ -372,12 +378,12 @@ class Loads:
         # vLLM's own hit may end inside a block, and then no connector loads beyond it.
         other = rest - lookup.local if rest - lookup.local >= self.grid.block_tokens else 0
         hits = "preempted_hit_tokens" if tracked.counted else "hit_tokens"
-        self.figures.count(hits, rest - other, "local")
+        self._count_hits(tracked, hits, rest - other, "local")
         self._goes_on(tracked, start)
         depths, tracked.depths = tracked.depths, None
         tracked.asks_until = tracked.comes_until = math.inf
         tracked.awaits = 0
-        self._count_tiers(hits, depths, rest, start)
+        self._count_tiers(tracked, hits, depths, rest, start)
         if not tracked.counted:
             tracked.counted, tracked.others = True, other
             self.figures.count("lookups")
@@ -408,14 +414,25 @@ class Loads:
             self.figures.count("missing_states", label=reason)
 
     def _count_tiers(
-        self, hits: str, depths: Sequence[tuple[str, int]] | None, loaded: int, end: int
+        self,
+        tracked: Tracked,
+        hits: str,
+        depths: Sequence[tuple[str, int]] | None,
+        loaded: int,
+        end: int,
     ) -> None:
         """Counts the tokens from ``loaded`` to ``end`` by the tiers that made them a hit."""
         for name, tokens in depths or ():
             depth = max(loaded, min(end, tokens))
-            self.figures.count(hits, depth - loaded, name)
+            self._count_hits(tracked, hits, depth - loaded, name)
             loaded = depth
-        self.figures.count(hits, end - loaded, depths[-1][0] if depths else "host")
+        self._count_hits(tracked, hits, end - loaded, depths[-1][0] if depths else "host")
+
+    def _count_hits(self, tracked: Tracked, hits: str, tokens: int, source: str) -> None:
+        self.figures.count(hits, tokens, source)
+        if tokens and tracked.check is not None:
+            of_source = tracked.check.hits
+            of_source[source] = of_source.get(source, 0) + tokens
 
     def take_planned(self) -> list[LoadJob]:
         """Loads planned since the last call, for this step's metadata: next waves, too."""

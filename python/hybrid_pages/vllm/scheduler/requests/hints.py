@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hybrid_pages import Hints, HybridPagesError
+from hybrid_pages.vllm.scheduler.requests.check import KEY, NAME, SALT, wrong
 
-KEY = "hybrid_pages"
 MOST_KEYS = 64
 MOST_POSITIONS = 64
 MOST_SESSION = 256
@@ -64,12 +64,15 @@ def session_name(session: str, salt: str | None) -> bytes:
     return json.dumps([salt, session]).encode()
 
 
-def read_hints(params: Mapping[str, Any] | None, tokens: int) -> RequestHints:
+def read_hints(
+    params: Mapping[str, Any] | None, tokens: int, salt: str | None = None
+) -> RequestHints:
     """Reads a request's ``kv_transfer_params``; keys of other connectors are left alone.
 
     Args:
         params: of the request.
         tokens: length of the prompt.
+        salt: of the request.
     """
     given = params.get(KEY) if params else None
     if given is None:
@@ -89,10 +92,21 @@ def read_hints(params: Mapping[str, Any] | None, tokens: int) -> RequestHints:
                 raise HintError(
                     f"{KEY}: expected some of {', '.join(_CHECKS)}, found {_shown(key)}"
                 )
-            values[key] = check(value, tokens)
+            if key == NAME:
+                _require_own(value, salt)
+            else:
+                values[key] = check(value, tokens)
         except HintError as error:
             errors.append(error)
     return RequestHints(**values, errors=tuple(errors))
+
+
+def _require_own(value: Any, salt: str | None) -> None:
+    """Checks the hint of a request of ``hybrid-pages verify --url``, which is read elsewhere."""
+    if trouble := wrong(value):
+        raise HintError(f"{NAME}: {trouble}, found {_shown(value)}")
+    if not (salt or "").startswith(SALT):
+        raise HintError(f"{NAME}: expected a cache_salt that begins with {SALT}, found another")
 
 
 def _positions(value: Any, tokens: int) -> tuple[int, ...]:
@@ -175,4 +189,5 @@ _CHECKS: dict[str, Callable[[Any, int], Any]] = {
     "store": _truth("store"),
     "expect_in": _seconds("expect_in"),
     "release": _truth("release"),
+    NAME: lambda value, tokens: value,
 }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hybrid_pages import ReadLease, Restore
 from hybrid_pages._core import PrefixKeys, Run
+from hybrid_pages.vllm.scheduler.requests.check import CheckRequest
 from hybrid_pages.vllm.scheduler.requests.hints import NOTHING, RequestHints
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ class Tracked:
     ends: set[int] = field(default_factory=set)
     """Tokens of the request, most inside blocks, after which the engine is asked to end a step."""
     hints: RequestHints = NOTHING
+    check: CheckRequest | None = None
+    """What ``hybrid-pages verify --url`` asks for, if the request is one of its own."""
     arrival: float = 0.0
     """When the request arrived, on the monotonic clock, if requests are recorded."""
     known: int = 0

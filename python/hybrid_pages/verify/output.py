@@ -1,0 +1,78 @@
+"""Where reports go, and how a run is interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from rich.console import Console
+
+from hybrid_pages.adapter.errors import SettingsError
+from hybrid_pages.verify.report import as_json, markdown, show
+
+_LEAST_COLUMNS = 120
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+def check(args: SimpleNamespace) -> None:
+    """Checks where reports are to go.
+
+    Raises:
+        SettingsError: two of them to one place, or to one that can't be written.
+    """
+    if str(args.json) == "-" and str(args.markdown) == "-":
+        raise SettingsError("expected one report on standard output, found two: name a file")
+    for name in ("json", "markdown"):
+        path = getattr(args, name)
+        if path is not None and str(path) != "-":
+            require_writable(f"--{name}", path.absolute())
+    if args.json is not None and args.json == args.markdown:
+        raise SettingsError(f"expected a file for each report, found one for both: {args.json}")
+
+
+def require_writable(option: str, path: Path) -> None:
+    """Rejects a file that can't be written, before engines run whose results would be lost."""
+    if not path.parent.is_dir():
+        raise SettingsError(f"{option}: expected a directory to write in, found none: {path}")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise SettingsError(f"{option}: expected a file that can be written, found {path}")
+
+
+def write(args: SimpleNamespace, found: Mapping[str, Any]) -> None:
+    """Writes the reports that go into files."""
+    for path, text in ((args.json, as_json(found)), (args.markdown, markdown(found))):
+        if path is not None and str(path) != "-":
+            path.write_text(text if text.endswith("\n") else f"{text}\n", encoding="utf-8")
+
+
+def show_on_terminal(args: SimpleNamespace, found: Mapping[str, Any]) -> None:
+    """Prints one of the reports, or a table."""
+    if str(args.json) == "-":
+        print(as_json(found))
+    elif str(args.markdown) == "-":
+        print(markdown(found), end="")
+    else:
+        console = Console(highlight=False)
+        # A pipe or a log has no width.
+        wide = console if console.is_terminal else Console(width=_LEAST_COLUMNS, highlight=False)
+        show(found, wide)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Treats SIGTERM and a closed terminal like Ctrl-C: no engine is left behind."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in _ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
