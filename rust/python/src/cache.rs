@@ -574,8 +574,15 @@ impl PyCache {
     }
 
     fn leave_to(&self, py: Python<'_>, lease: &PyReadLease, tier: &str) -> PyResult<usize> {
-        py.detach(|| self.inner.leave_to(&lease.lock(), tier))
-            .map_err(to_py)
+        py.detach(|| {
+            let below = self.inner.tiers();
+            let at = below.iter().position(|below| below.name == tier);
+            let at = at.ok_or_else(|| {
+                Error::InvalidArgument(format!("tier: expected one below, found {tier:?}"))
+            })?;
+            self.inner.leave_to(&lease.lock(), at + 1)
+        })
+        .map_err(to_py)
     }
 
     fn clear(&self, py: Python<'_>) -> usize {

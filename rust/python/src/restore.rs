@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard};
 
-use hybrid_pages::cache::Restore;
+use hybrid_pages::cache::{Restore, RestoreProgress};
 use hybrid_pages::guarded::lock;
 use pyo3::prelude::*;
 
@@ -54,7 +54,7 @@ impl PyRestore {
     }
 
     fn progress(&self, py: Python<'_>) -> &'static str {
-        py.detach(|| self.lock().progress().name())
+        py.detach(|| name_of(self.lock().progress()))
     }
 
     fn take(&self, py: Python<'_>) -> Option<PyReadLease> {
@@ -77,4 +77,14 @@ impl PyRestore {
 
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<PyRestore>()
+}
+
+const fn name_of(progress: RestoreProgress) -> &'static str {
+    match progress {
+        RestoreProgress::Queued => "queued",
+        RestoreProgress::Waiting => "waiting",
+        RestoreProgress::Ready => "ready",
+        RestoreProgress::Done => "done",
+        RestoreProgress::Failed => "failed",
+    }
 }

@@ -3,7 +3,6 @@
 use smallvec::SmallVec;
 
 use super::state::CacheState;
-use crate::error::{Error, Result};
 use crate::ids::{EntryId, EntryKey};
 use crate::prefix::{Fate, IndexCell};
 use crate::slot::Places;
@@ -33,17 +32,15 @@ impl CacheState {
         dropped as usize
     }
 
-    pub(super) fn leave_to(&mut self, ids: &[EntryId], name: &str) -> Result<usize> {
-        let tier = self.tiers.below_host().find(|&tier| self.tiers.name(tier) == name);
-        let unknown = || Error::InvalidArgument(format!("tier: expected one below, found {name:?}"));
-        let tier = tier.ok_or_else(unknown)?;
-        if !ids.iter().all(|&id| self.entries.get(id).places.has(tier)) {
-            return Ok(0);
+    pub(super) fn leave_to(&mut self, ids: &[EntryId], tier: usize) -> usize {
+        let has = |&id: &EntryId| self.entries.get(id).places.has(tier);
+        if !self.tiers.below_host().contains(&tier) || !ids.iter().all(has) {
+            return 0;
         }
         let above = (0..tier).fold(Places::NONE, |above, tier| above.with(Places::of(tier)));
         let left = self.take_out(ids, above);
         self.classes.count_reclaimed(left);
-        Ok(left as usize)
+        left as usize
     }
 
     pub(super) fn clear(&mut self) -> usize {

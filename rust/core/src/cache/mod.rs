@@ -9,9 +9,7 @@
 //! published. Entries that only they have come back by [`Cache::restore`], or by [`Cache::promote`] for callers that
 //! copy all at once.
 //!
-//! `state.rs` has the state that the lock guards and the moves that keep its parts in agreement; the parts are plain
-//! data in files of their own. `lookup.rs`, `admit.rs`, `reserve.rs`, `offer.rs`, `room.rs`, `leave.rs`, `poll.rs`
-//! and `tails.rs` do the work of the calls, `discover.rs` and `restore/` that with tiers below.
+//! `state.rs` has the state that the lock guards and the moves that keep its parts in agreement.
 
 mod admit;
 mod announced;
@@ -142,7 +140,6 @@ impl Cache {
     /// [`acquire`](Self::acquire) for the hit of the host alone. No reads are under way when nothing is missing, when
     /// the host has no room, and when the engine writes one of the entries at this moment. With too little room for the
     /// joint hit, the deepest boundary that has room is read.
-    ///
     /// Nothing is pinned for the caller until it asks again: [`restore`](Self::restore) does that.
     ///
     /// Lookups see an entry when its bytes have the checksums that they were published with. A tier's entry that can't
@@ -334,14 +331,14 @@ impl Cache {
         self.locked.with(|state| state.invalidate(&ids))
     }
 
-    /// Takes the entries of a lease, and all that hangs from their pages, out of the host and out of the tiers below that
-    /// come before `tier`, if that tier has them all. Returns how many left the host.
+    /// Takes the entries of a lease, and all that hangs from their pages, out of the tiers before the one of this number
+    /// below the host, counted from 1, if that has them all. Returns how many left the host.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an unknown tier, and the errors of [`invalidate`](Self::invalidate).
-    pub fn leave_to(&self, lease: &ReadLease, tier: &str) -> Result<usize> {
+    /// The errors of [`invalidate`](Self::invalidate).
+    pub fn leave_to(&self, lease: &ReadLease, tier: usize) -> Result<usize> {
         let ids = lease.ids_in(&self.locked)?;
-        self.locked.with(|state| state.leave_to(&ids, tier))?
+        self.locked.with(|state| state.leave_to(&ids, tier))
     }
 
     /// Forgets every entry in every tier; slots under a lease return when it ends. Returns how many entries

@@ -29,20 +29,6 @@ pub enum RestoreProgress {
     Failed,
 }
 
-impl RestoreProgress {
-    /// Name in Python.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Queued => "queued",
-            Self::Waiting => "waiting",
-            Self::Ready => "ready",
-            Self::Done => "done",
-            Self::Failed => "failed",
-        }
-    }
-}
-
 /// Entries of consecutive blocks that come to the host and are loaded together.
 #[derive(Debug)]
 pub(super) struct Wave {
