@@ -91,6 +91,7 @@ def test_the_plan_is_what_the_engine_reports(engine: Engine):
     assert planned == real
 
 
+# Known report: vLLM#54504.
 def test_the_first_resend_restores_every_full_block(engine: Engine):
     prompt = tokens("first", 4 * engine.N + 13)
     assert engine.restored([prompt], prompt, 8).host == 4 * engine.N
@@ -115,6 +116,7 @@ def test_an_extension_restores_what_vllm_would_hit(engine: Engine):
     assert engine.restored([prompt], longer, 8).host >= hit
 
 
+# Known report: LMCache#4247.
 def test_a_fork_restores_what_vllm_would_hit(engine: Engine):
     shared = tokens("shared", 3 * engine.N + 5)
     first, second, third = (shared + tokens(("branch", i), 2 * engine.N) for i in range(3))

@@ -70,6 +70,7 @@ def test_some_guesses_are_right_and_some_are_wrong(engine: Engine):
     assert len(result.tokens) // (count + 1) < len(guesses) < len(result.tokens)
 
 
+# Known report: LMCache#4984.
 @pytest.mark.parametrize("mode", ["adaptive", "align", "all"])
 def test_every_resend_is_what_a_local_hit_gives(engine: Engine, mode):
     """The first one restores what vLLM would hit, though it goes back by a block for the head."""

@@ -240,3 +240,13 @@ def test_the_flag_is_valid(document):
     assert config["kv_connector"] == CONNECTOR
     assert config["kv_role"] == "kv_both"
     assert Settings.parse(config["kv_connector_extra_config"])
+
+
+def test_every_known_report_has_its_test():
+    rows = re.findall(
+        r"^\| (\S+#\d+) \| .+ \| `(\S+)`: `(\w+)` \|$", text("docs/evidence.md"), re.MULTILINE
+    )
+    assert len(rows) >= 7
+    for report, path, test in rows:
+        above = (ROOT / path).read_text().partition(f"def {test}(")[0].rpartition("\n\n\n")[2]
+        assert f"# Known report: {report}." in above, (report, path, test)
