@@ -322,6 +322,18 @@ CONNECTOR = [
         "test_refusals.py::test_pipeline_stages_are_refused_with_drafts_alone",
     ),
     _scheduler(
+        "the layers of a stage change places",
+        "free[layer.bytes].pop(0)",
+        "free[layer.bytes].pop()",
+        "test_stages.py::test_every_split_restores_what_all_stages_have_stored",
+    ),
+    _scheduler(
+        "a pipeline split is no part of the identity",
+        'identity["stages"] = f"{split} layers by group, {digest[:32]}"',
+        'identity["stages"] = split',
+        "test_stages.py::test_other_splits_are_other_entries",
+    ),
+    _scheduler(
         "any number of drafts is accepted",
         "not drafts or not 1 <= drafts <= MOST_DRAFTS",
         "not drafts or drafts < 1",

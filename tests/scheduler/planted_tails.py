@@ -70,8 +70,9 @@ def _shard(
     geometry, memory = engine.half.connection.geometry, engine.runners[rank].memory
     item = geometry.classes[class_index]
     parts = []
-    for planned in (geometry.groups[group] for group in item.groups):
-        group = memory.group_of(planned.layers[0].name)
+    for place in item.groups:
+        planned = geometry.groups[place]
+        group = engine.half.connection.grid.groups[place].table
         n = memory.block_tokens[group]
         for back in range(planned.blocks_per_entry, 0, -1):
             first = (block + 1) * engine.half.connection.grid.block_tokens - back * n

@@ -223,6 +223,30 @@ def test_two_ranks_restore_what_both_have_stored(
     play(chosen, start, script, ranks=2)
 
 
+def split_up(chosen: Scenario) -> list[int]:
+    """The pipeline stage of each layer: parts of the model, or any layers."""
+    count = len(chosen.shape.specs())
+    stages = chosen.rng.randint(2, min(3, count))
+    of_layers = [*range(stages), *(chosen.rng.randrange(stages) for _ in range(count - stages))]
+    chosen.rng.shuffle(of_layers)
+    return sorted(of_layers) if chosen.rng.random() < 0.6 else of_layers
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + max(1, SCENARIOS // 4)))
+def test_pipeline_stages_restore_what_all_of_them_have_stored(
+    seed: int, start: StartEngine, script: Script
+) -> None:
+    # A simulated stage that has only what is compressed could not tell the next token. Where pages
+    # differ and blocks are outermost, vLLM itself cannot start a stage that lacks a group's layers.
+    unfit = ("compressed", "pages-differ")
+    shapes = [shape for shape in SHAPES.values() if not any(word in shape.name for word in unfit)]
+    chosen = scenario(seed, "stages", shapes)
+    chosen.failing = chosen.rng.choice((0.0, 0.2))
+    if chosen.engine["runner_version"] == 1:
+        chosen.engine["async_scheduling"] = False  # as vLLM does with stages
+    play(chosen, start, script, ranks=chosen.rng.choice((1, 2)), split=split_up(chosen))
+
+
 def test_a_long_shared_workload_restores(start: StartEngine) -> None:
     engine = start(blocks=48)
     results = Workload(random.Random(7), Mix(arrival=0.2, forget=0.2)).run(engine, 60)

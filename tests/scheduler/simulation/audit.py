@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hybrid_pages import Arena
+from hybrid_pages import Arena, Group
 from hybrid_pages.vllm.scheduler.requests.tails import tail_keys
 
 from .function import Bytes, Prefix, expand
@@ -26,6 +27,15 @@ def payload_order(layer: LayerMemory) -> Any:
     grids = np.indices(shape, sparse=True)
     offsets = sum(grid * stride for grid, stride in zip(grids, strides, strict=True))
     return np.argsort(offsets, axis=None)
+
+
+def _in_places(planned: Group, layers: list[LayerMemory]) -> list[LayerMemory | int]:
+    """A rank's layers in the places of those of a group: each in the first free one of its size. Of
+    places that it has nothing for, the size."""
+    found: list[LayerMemory | int] = [layer.bytes for layer in planned.layers]
+    for layer in layers:
+        found[found.index(prod(layer.live.shape[1:]))] = layer
+    return found
 
 
 def _arena(engine: Engine) -> Arena | None:
@@ -48,7 +58,8 @@ class Audit:
             _arena(engine),
             half.connection.cache,
         )
-        self.block_tokens = half.connection.grid.block_tokens
+        self.grid = half.connection.grid
+        self.block_tokens = self.grid.block_tokens
         self.checked: set[tuple[int, ...]] = set()
         self.tails: set[bytes] = set()
         """Keys of the tails that were checked."""
@@ -125,12 +136,16 @@ class Audit:
         parts, counts = [], []
         for runner in self.engine.runners:
             memory = runner.memory
-            for planned in (self.geometry.groups[group] for group in item.groups):
-                group = memory.group_of(planned.layers[0].name)
+            for place in item.groups:
+                planned, group = self.geometry.groups[place], self.grid.groups[place].table
                 n, per_state = memory.block_tokens[group], memory.tokens_per_state[group]
                 for back in range(planned.blocks_per_entry, 0, -1):
                     first = end - back * n
-                    for layer in memory.groups[group]:
+                    for layer in _in_places(planned, memory.groups[group]):
+                        if isinstance(layer, int):  # of other pipeline stages
+                            parts.append(np.zeros(layer, np.uint8))
+                            counts.append(np.ones(layer, dtype=bool))
+                            continue
                         if item.kind == "recurrent":
                             digests = [prefix.after(last)]
                         elif layer.drafts:

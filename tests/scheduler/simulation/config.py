@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from .shapes import Shape
 from .speculation import Speculation, flag_draft_groups
+from .stages import specs_of
 
 try:
     from vllm.v1.core import kv_cache_planning as planning
@@ -130,6 +132,7 @@ def engine_config(
     priorities: bool = False,
     context: int = 1,
     run: int = 1,
+    stages: int = 1,
 ) -> VllmConfig:
     """A VllmConfig as the engine core has it after start-up."""
     config = copy.deepcopy(_base())
@@ -146,9 +149,10 @@ def engine_config(
     config.scheduler_config.scheduler_cls = None
     config.scheduler_config.policy = "priority" if priorities else "fcfs"
     config.parallel_config.tensor_parallel_size = ranks
-    config.parallel_config.world_size = ranks
     config.parallel_config.decode_context_parallel_size = context
     config.parallel_config.cp_kv_cache_interleave_size = run
+    config.parallel_config.pipeline_parallel_size = stages
+    config.parallel_config.world_size = ranks * stages
     config.kv_events_config = events
     config.compilation_config.static_forward_context = {
         name: PlainLayer() for name in shape.specs()
@@ -161,18 +165,22 @@ def engine_config(
 
 
 def plan_kv_caches(
-    config: VllmConfig, shape: Shape, match_unit: int | None = None, pool: float = 0.0
+    config: VllmConfig,
+    shape: Shape,
+    match_unit: int | None = None,
+    pool: float = 0.0,
+    split: Sequence[int] = (),
 ) -> tuple[KVCacheConfig, list[KVCacheConfig], int, int]:
     """vLLM's plan for the scheduler and for each worker, the block size and the hash size.
 
     pool: how many times the blocks that vLLM needs to start there are, if not as configured.
+    split: the pipeline stage of each layer, if there are several.
     """
     register_all_kvcache_specs(config)
     groups = planning.get_kv_cache_groups(config, shape.specs())
     flag_draft_groups(config, groups, shape.specs())
     if len(groups) > 1:  # one group alone has no finer hashes than its blocks
         config.cache_config.prefix_match_unit = match_unit
-    page = planning._pool_bytes_per_block(config, groups)
     # vLLM would not start with fewer blocks than one request of full length may need.
     specs = [group.kv_cache_spec for group in groups]
     needed = 1 + sum(
@@ -181,9 +189,14 @@ def plan_kv_caches(
     planned = int(needed * pool) or config.cache_config.num_gpu_blocks
     config.cache_config.num_gpu_blocks = max(planned, needed)
     workers = []
-    for _ in range(config.parallel_config.tensor_parallel_size):
+    for rank in range(config.parallel_config.world_size):
+        stage, here = rank // config.parallel_config.tensor_parallel_size, groups
+        if split:
+            own = specs_of(shape.specs(), split, stage)
+            here = planning._project_kv_cache_groups_to_worker(groups, own)
+        page = planning._pool_bytes_per_block(config, here)
         worker = planning.get_kv_cache_config_from_groups(
-            config, copy.deepcopy(groups), page * config.cache_config.num_gpu_blocks
+            config, copy.deepcopy(here), page * config.cache_config.num_gpu_blocks
         )
         worker.kv_cache_layout = shape.layout
         workers.append(worker)

@@ -46,6 +46,7 @@ from .memory import Memory, representative
 from .runner import Runner
 from .shapes import GDN, Shape
 from .speculation import Speculation
+from .stages import Pipeline, Work, in_touch
 from .taken import taken
 
 StartEngine = Callable[..., "Engine"]
@@ -159,11 +160,14 @@ class Engine:
         pool: float = 0.0,
         context: int = 1,
         run: int = 1,
+        split: Sequence[int] = (),
     ) -> None:
+        """split: the pipeline stage of each layer, if there are several, each with ``ranks``."""
         self.speculation = speculation
         if speculation is not None:
             shape = speculation.shape(shape)
-        self.shape, self.ranks, self.in_process = shape, ranks, in_process
+        self.split, self.stages = split, max(split, default=0) + 1
+        self.shape, self.ranks, self.in_process = shape, ranks * self.stages, in_process
         self.versions: dict[str, int] = {}
         self.config = engine_config(
             shape,
@@ -179,6 +183,7 @@ class Engine:
             priorities=priorities,
             context=context,
             run=run,
+            stages=self.stages,
         )
         self.config.parallel_config.nnodes = nodes
         if model is not None:
@@ -201,17 +206,21 @@ class Engine:
         """As the engine core starts: workers, their memory, the scheduler, the handshake."""
         shape = self.shape
         plan, worker_plans, block_tokens, hash_tokens = plan_kv_caches(
-            self.config, shape, match_unit, pool
+            self.config, shape, match_unit, pool, self.split
         )
         self.plan = plan
         self._origins: dict[str, Origin] = {}
         self._external: dict[str, int] = {}
         self._local: dict[str, int] = {}
         self._asynchronous = async_scheduling
-        self.runners = [
-            self._runner(rank, worker_plan, runner_version)
-            for rank, worker_plan in enumerate(worker_plans)
-        ]
+        of_stages = worker_plans[:: len(worker_plans) // self.stages] if self.split else []
+        tensors = [self._memory(each, self._kernels(each), 0).tensors for each in of_stages]
+        with in_touch(self.config, list(zip(of_stages, tensors, strict=True))):
+            self.runners = [
+                self._runner(rank, worker_plan, runner_version)
+                for rank, worker_plan in enumerate(worker_plans)
+            ]
+        self._pipeline = Pipeline(self)
         scheduler = AsyncScheduler if async_scheduling else Scheduler
         self.scheduler: Scheduler = scheduler(
             vllm_config=self.config,
@@ -231,8 +240,8 @@ class Engine:
         hash_function = get_hash_fn_by_name(self.config.cache_config.prefix_caching_hash_algo)
         init_none_hash(hash_function)
         self._hasher = get_request_block_hasher(hash_tokens, hash_function)
-        self._depth = 2 if async_scheduling else 1
-        self._queue: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
+        self._depth = self.config.max_concurrent_batches if self.split else 1 + async_scheduling
+        self._queue: deque[tuple[SchedulerOutput, ModelRunnerOutput | Work]] = deque()
         self._ids = itertools.count()
         self.results: dict[str, Result] = {}
         self.statistics: list[SchedulerStats] = []
@@ -269,15 +278,18 @@ class Engine:
         restores = self.half.connection.loads.restores
         restores.cache = restores.lookups.cache = cache
 
-    def _runner(self, rank: int, plan: Any, version: int) -> Runner:
-        kernels = [
+    def _kernels(self, plan: Any) -> list[int]:
+        """The tokens of a kernel block, by group."""
+        return [
             group.kv_cache_spec.block_size
             if self.shape.kernel_tokens is None
             or isinstance(representative(group.kv_cache_spec), MambaSpec)
             else self.shape.kernel_tokens
             for group in plan.kv_cache_groups
         ]
-        memory = self._memory(plan, kernels, rank)
+
+    def _runner(self, rank: int, plan: Any, version: int) -> Runner:
+        memory = self._memory(plan, self._kernels(plan), rank)
         worker = None
         if self.config.kv_transfer_config is not None:
             config = copy.copy(self.config)
@@ -333,7 +345,7 @@ class Engine:
         """Hands the workers' word to the scheduler half; notes which blocks loads may write."""
         connector = self.connector
         handshakes = {
-            (0, runner.rank): payload
+            divmod(runner.rank, self.ranks // self.stages): payload
             for runner in self.runners
             if (payload := runner.connector.get_handshake_metadata()) is not None
         }
@@ -485,15 +497,27 @@ class Engine:
         self._update(*self._queue.popleft())
         return True
 
-    def _execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+    def _execute(self, output: SchedulerOutput) -> ModelRunnerOutput | Work:
+        """Runs a step; with pipeline stages only begins it."""
         self.steps += 1
         output.kv_connector_block_state = None  # never reaches a worker
-        results, copied = [], taken(self, output.kv_connector_metadata)
-        for runner in self.runners:
-            self._accept_loads(runner)
-            results.append(through_pipe(runner.execute(through_pipe(output))))
-            self._accept_loads(runner, copied)
-        if self.watches_local_cache:
+        copied = taken(self, output.kv_connector_metadata)
+        work = self._pipeline.plan(output, copied)
+        return work if self.stages > 1 else self._finish(work)
+
+    def run_step(
+        self, runner: Runner, output: SchedulerOutput, copied: Sequence[tuple[int, int]]
+    ) -> ModelRunnerOutput:
+        """Runs a step on one rank."""
+        self._accept_loads(runner)
+        result = through_pipe(runner.execute(output))
+        self._accept_loads(runner, copied)
+        return result
+
+    def _finish(self, work: Work) -> ModelRunnerOutput:
+        """The output of a step that every rank has run."""
+        results = self._pipeline.finish(work)
+        if self.watches_local_cache and self._pipeline.in_step:
             self.local_cache.check()
         for result in results[1:]:
             assert result.sampled_token_ids == results[0].sampled_token_ids
@@ -502,7 +526,8 @@ class Engine:
     def _accept_loads(self, runner: Runner, more: Sequence[tuple[int, int]] = ()) -> None:
         runner.memory.accept_loads(itertools.chain(*self._loading.values(), more))
 
-    def _update(self, output: SchedulerOutput, model_output: ModelRunnerOutput) -> None:
+    def _update(self, output: SchedulerOutput, done: ModelRunnerOutput | Work) -> None:
+        model_output = self._finish(done) if isinstance(done, Work) else done
         self._received(model_output)
         self._deliver(self.scheduler.update_from_output(output, model_output))
         if self.speculation is not None and not self._asynchronous and model_output.req_ids:

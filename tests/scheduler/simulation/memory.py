@@ -226,14 +226,6 @@ class Memory:
         )
         return LayerMemory(name, key, blocks.numpy(), shadow, form)
 
-    def group_of(self, name: str) -> int:
-        """The group of a layer."""
-        return next(
-            group
-            for group, layers in enumerate(self.groups)
-            if any(layer.name == name for layer in layers)
-        )
-
     def zero(self, blocks: Sequence[int]) -> None:
         """Zero new attention blocks, as the runner does before a step."""
         for layers, recurrent in zip(self.groups, self.recurrent, strict=True):

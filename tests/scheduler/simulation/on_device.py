@@ -23,6 +23,7 @@ from .function import Bytes
 from .memory import POISON, LayerMemory, Memory
 from .runner import Runner
 from .shapes import GDN, Shape
+from .stages import Work
 from .states import Form
 
 
@@ -178,16 +179,16 @@ class DeviceEngine(Engine):
     def _executor(self, *args: Any, **kwargs: Any) -> Runner:
         return DeviceRunner(*args, compute=self.compute, **kwargs)
 
-    def _execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+    def _execute(self, output: SchedulerOutput) -> ModelRunnerOutput | Work:
         result = super()._execute(output)
         self._ended[id(output)] = self.compute.mark()
         ahead = sum(not mark.reached() for mark in self._ended.values())
         self.most_ahead = max(self.most_ahead, ahead)
         return result
 
-    def _update(self, output: SchedulerOutput, model_output: ModelRunnerOutput) -> None:
+    def _update(self, output: SchedulerOutput, done: ModelRunnerOutput | Work) -> None:
         self._ended.pop(id(output)).wait()
-        super()._update(output, model_output)
+        super()._update(output, done)
 
     def run(self, limit: int = 5000) -> None:
         super().run(limit)

@@ -28,6 +28,5 @@ def taken(engine: Engine, metadata: Any) -> list[tuple[int, int]]:
                 tables = (table for each in managers for table in each.req_to_blocks.values())
                 if block.ref_cnt != 1 or block.block_hash or any(block in each for each in tables):
                     raise SharedBlock(f"block {target}, with {block.ref_cnt} holders")
-                first = engine.half.connection.geometry.groups[group].layers[0].name
-                found.append((engine.runners[0].memory.group_of(first), target))
+                found.append((engine.half.connection.grid.groups[group].table, target))
     return found
