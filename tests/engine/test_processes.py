@@ -15,14 +15,14 @@ SCRIPT = Path(__file__).with_name("serve_once.py")
 LENGTHS = (500, 1536, 2700)
 
 
-def found(model: Path, ranks: int) -> dict:
+def found(model: Path, ranks: str) -> dict:
     environment = {
         **os.environ,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
     done = subprocess.run(
-        [sys.executable, SCRIPT, model, str(ranks), *map(str, LENGTHS)],
+        [sys.executable, SCRIPT, model, ranks, *map(str, LENGTHS)],
         env=environment,
         capture_output=True,
         text=True,
@@ -35,7 +35,13 @@ def found(model: Path, ranks: int) -> dict:
 
 @pytest.mark.parametrize(
     ("name", "ranks", "n"),
-    [pytest.param("qwen3.5-n384", 1, 384, marks=pytest.mark.long), ("qwen3.5-tp2", 2, 128)],
+    [
+        pytest.param("qwen3.5-n384", "1", 384, marks=pytest.mark.long),
+        ("qwen3.5-tp2", "2", 128),
+        # Two stages, of which the first has no attention.
+        pytest.param("qwen3.5-tp2", "1x2", 128, marks=pytest.mark.long),
+        pytest.param("qwen3.5-tp2", "2x2", 128, marks=pytest.mark.long),
+    ],
 )
 def test_what_other_processes_store_is_restored_up_to_the_last_token(model, name, ranks, n):
     """No block size is given: the engine core forgets the one that its scheduler was made with."""

@@ -77,7 +77,10 @@ def test_a_good_command_line_has_no_findings(capsys, model):
             "prompts-below-block",
         ),
         (["--prefix-cache-retention-interval", "None"], "retention"),
-        (["-pp", "2"], "pipeline-parallel-size"),
+        (
+            ["-pp", "2", "-sc", '{"method": "ngram", "num_speculative_tokens": 2}'],
+            "drafts",
+        ),
         (["--disable-hybrid-kv-cache-manager"], "disable-hybrid-kv-cache-manager"),
         (["--weight-transfer-config", "{}"], "resets"),
         (["--weight-transfer-config.backend", "nccl"], "resets"),

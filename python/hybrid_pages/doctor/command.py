@@ -25,7 +25,6 @@ from hybrid_pages.vllm.config.settings import Settings
 from hybrid_pages.vllm.config.speculation import MOST_DRAFTS, WITH_LAYERS, WITHOUT_LAYERS
 
 _REFUSED = {
-    "pipeline-parallel-size": "1",
     "prefill-context-parallel-size": "1",
 }
 _REFUSED_SWITCHES = (
@@ -91,7 +90,8 @@ def examine(command: Command, vllm: str | None) -> tuple[list[Finding], list[str
         except HybridPagesError as error:
             found.append(Finding("settings", "start", str(error), "correct the setting"))
         if settings is not None:
-            found += _machine(settings, _ranks(command), cores, nodes)
+            workers = _ranks(command) * (command.number("pipeline-parallel-size") or 1)
+            found += _machine(settings, workers, cores, nodes)
             found += _below(settings, nodes)
             found += _disk(settings)
     situation = _situation(command, planned, settings)
@@ -155,6 +155,14 @@ def _divided(command: Command) -> Iterator[Finding]:
 
 
 def _drafts(command: Command) -> Iterator[Finding]:
+    stages = command.number("pipeline-parallel-size") or 1
+    if stages > 1 and command.drafts():
+        yield Finding(
+            "drafts",
+            "start",
+            f"drafts are not supported with --pipeline-parallel-size {stages}",
+            "use no drafts, or no pipeline stages",
+        )
     method = command.speculative.get("method") or command.text("spec-method")
     known = (*WITHOUT_LAYERS, *WITH_LAYERS)
     if method and method not in known and not str(method).endswith("_mtp"):
@@ -270,10 +278,10 @@ def _dtype(name: str) -> str:
     return {"half": "float16", "float": "float32"}.get(name, name)
 
 
-def _machine(settings: Settings, ranks: int, cores: int, nodes: int) -> Iterator[Finding]:
+def _machine(settings: Settings, workers: int, cores: int, nodes: int) -> Iterator[Finding]:
     try:
         if settings.huge_pages:
-            require_huge_pages(settings.host_gb, ranks, cores, nodes=nodes)
+            require_huge_pages(settings.host_gb, workers, cores, nodes=nodes)
         else:
             require_memory(settings.host_gb, cores, nodes=nodes)
     except HybridPagesError as error:
