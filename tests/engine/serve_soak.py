@@ -7,8 +7,10 @@ whether requests resume `inside` blocks, as they do by default. Every line that 
 an event in JSON. Prompts are the same in every life, so that what earlier ones have left is used.
 
 Prompts under the salt `exact` run alone in steps of one block: there the same bytes are computed
-wherever a prompt resumes, so that each answer must be that of a cold run, to the bit. Others come
-in batches, go on from answers, are aborted and preempted: they are compared within NOISE.
+wherever a prompt resumes, so that each answer must be that of a cold run, to the bit. So must those
+under the salt `single`, which resume inside blocks in steps of one token. Others come in batches,
+go on from answers, are aborted and preempted: they are compared within NOISE, or four times that
+where they resume inside of what kernels compute at once.
 """
 
 from __future__ import annotations
@@ -69,6 +71,7 @@ class Soak:
         """Traffic until the time is over, and then the search for what was leaked."""
         traffic: list[tuple[Callable[[], None], float]] = [
             (self.exact, 0 if self.plan["inside"] else 6),
+            (self.token_by_token, 2 if self.plan["inside"] else 0),
             (self.chat, 4),
             (self.batch, 3),
             (self.aborts, 2),
@@ -116,11 +119,27 @@ class Soak:
                 f"exact, {len(prompt)} tokens, resumed at {found.resumed}: {found.distance(cold)}"
             )
 
+    def token_by_token(self) -> None:
+        """A chat in steps of one token, whose bytes are the same wherever a turn resumes."""
+        prompt = tokens(("single", self.rng.randrange(6)), 20 + self.engine.N // 4)
+        with patched(self.engine.scheduler, "max_num_scheduled_tokens", 1):
+            for turn in range(3):
+                found = self.engine.run(prompt, 6, salt="single")
+                cold = self.engine.cold(prompt, 6, salt="single")
+                self.count("compared exactly")
+                if found != cold:
+                    self.wrong.append(
+                        f"token by token, {len(prompt)} tokens, resumed at {found.resumed}: "
+                        f"{found.distance(cold)}"
+                    )
+                prompt += found.tokens + tokens(("single user", turn), 9 + turn)
+                self.engine.reset_local()
+
     def near(self, prompt: Prompt, found: Any) -> None:
         far = found.distance(self.engine.cold(prompt, len(found.tokens), salt="near"))
         self.count("compared")
         self.farthest = max(self.farthest, far)
-        if far >= NOISE:
+        if far >= (4 * NOISE if self.plan["inside"] else NOISE):
             self.wrong.append(f"near, {len(prompt)} tokens, resumed at {found.resumed}: {far}")
 
     def chat(self) -> None:
