@@ -129,6 +129,11 @@ PARTS = {
         [pytest(FULL, "tests/engine/test_trees.py")],
         {"HYBRID_PAGES_TREES": "16"},
     ),
+    "sizes": Part(
+        "what calls allocate and how often they take the lock, at long prompts and large stores",
+        [cargo("hybrid-pages", "sizes")],
+        {"HYBRID_PAGES_SIZES": "full"},
+    ),
     "soak": Part(
         "mixed traffic on real engines, tiers that fail on and off, restarts and kills; no leaks",
         [pytest(FULL, "-n0", "tests/engine/test_soak.py")],

@@ -19,7 +19,7 @@ use crate::tier::CopyEnd;
 const MOST_UNREAD: usize = 1024;
 
 /// Copies of a tier that are ended while the lock is held once.
-const ENDS: usize = 1024;
+const ENDS: usize = 256;
 
 impl CacheState {
     /// Takes note of copies that ended. Returns whether there are more: a later call takes note of them.
