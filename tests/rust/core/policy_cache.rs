@@ -218,6 +218,7 @@ fn two_prompts(finished: bool) -> (Cache, NamespaceId, Vec<PrefixKey>, Vec<Prefi
     (cache, namespace, kept, running)
 }
 
+// Known report: SGLang#39436.
 #[test]
 fn pages_of_a_request_that_ended_without_a_checkpoint_go_first() {
     let (cache, namespace, kept, running) = two_prompts(true);
