@@ -671,6 +671,14 @@ RUST = [
     ),
     _rust(
         "hybrid-pages-remote",
+        "what a disk read is taken for what was written",
+        "            .map(|digests| combine(digests.iter().copied(), shape.shard_bytes))",
+        "            .map(|digests| combine(digests.iter().copied(), shape.shard_bytes))\n"
+        "            .zip(self.sums.iter())\n            .map(|(_, &told)| told)",
+        "it::restores",
+    ),
+    _rust(
+        "hybrid-pages-remote",
         "the table of another pack is accepted",
         "        if id != name.id {",
         "        if id != name.id && told.is_empty() {",

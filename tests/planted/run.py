@@ -91,7 +91,8 @@ def in_rust(crate: str, faults: Sequence[Fault]) -> Iterator[tuple[str, str]]:
 def _cargo(crate: str, tests: Sequence[str], log: str) -> int:
     """The code that the last test of these ended with that failed; 1 if nothing compiles."""
     target = os.environ.get("CARGO_TARGET_DIR", str(ROOT / "target"))
-    settings = os.environ | {"CARGO_TARGET_DIR": target, "HYBRID_PAGES_FUZZ": "2000"}
+    much = {"HYBRID_PAGES_FUZZ": "2000", "HYBRID_PAGES_RESTORES": "20000"}
+    settings = os.environ | {"CARGO_TARGET_DIR": target} | much
     worst = 0
     with (SCRATCH / f"{log}.log").open("w") as out:
         for test in tests:
