@@ -19,6 +19,7 @@ ENGINE = {
     "nnodes": 2,
     "master_addr": "127.0.0.1",
     "distributed_executor_backend": "mp",
+    "worker_extension_cls": "serve_once.StageBuffers",
     "disable_log_stats": False,
 }
 
@@ -45,6 +46,8 @@ def lead(arguments, lengths):
     from vllm import LLM
 
     llm = LLM(**arguments, node_rank=0)
+    if arguments["pipeline_parallel_size"] > 1:
+        llm.collective_rpc("make_stage_buffers")
     prompts = [
         [3 + (seed + i * i) % 500 for i in range(length)] for seed, length in enumerate(lengths)
     ]

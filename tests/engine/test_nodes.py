@@ -108,8 +108,9 @@ def on_two_nodes(model: Callable[[str], Path], tmp_path: Path) -> Iterator[Calla
             process.wait(30)
 
 
-def test_what_two_nodes_store_is_restored_until_one_is_gone(on_two_nodes):
-    nodes = on_two_nodes("qwen3.5-tp2", ranks=2, stages=1)
+@pytest.mark.parametrize(("ranks", "stages"), [(2, 1), (1, 2)])
+def test_what_two_nodes_store_is_restored_until_one_is_gone(on_two_nodes, ranks, stages):
+    nodes = on_two_nodes("qwen3.5-tp2", ranks=ranks, stages=stages)
     parts = ("cold", "local", "restored", "forgotten")
     found = {part: nodes.said(part) for part in parts}
     cached = {part: [answer[0] for answer in answers] for part, answers in found.items()}
@@ -123,6 +124,8 @@ def test_what_two_nodes_store_is_restored_until_one_is_gone(on_two_nodes):
     assert not any("failures" in name for name in metrics)
     nodes.ask(1000)
     assert nodes.said("more")[0] == 0
+    if stages > 1:
+        return  # vLLM waits for the answer of the last stage as long as a step may take
     nodes.kill(1)
     nodes.ask(1000)
     assert nodes.processes[0].wait(120) != 0, nodes.logs()
