@@ -592,8 +592,8 @@ RUST = [
     _rust(
         "hybrid-pages",
         "what a read lease pinned stays pinned",
-        "            self.locked.end(|state| state.unpin_all(pinned));",
-        "            drop(pinned);",
+        "(&mut self.read.pinned);\n            self.locked.end(|state| state.unpin_all(pinned));",
+        "(&mut self.read.pinned);\n            drop(pinned);",
         "it::cache_ends",
         "it::cache_writes",
     ),
