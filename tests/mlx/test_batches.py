@@ -13,7 +13,7 @@ from hybrid_pages.mlx import cache_io, prompts
 from hybrid_pages.mlx.batching import batches_rightly, decodes_rightly
 from hybrid_pages.mlx.differences import BATCHED, DECODED_TOGETHER
 from hybrid_pages.mlx.prompts import Prompts
-from hybrid_pages.vllm_mlx.batches import Batches, Prompt
+from hybrid_pages.vllm_mlx.batches import RowBatches, Prompt
 from hybrid_pages.vllm_mlx.prompt_tokens import PromptTokens
 from runs import BLOCK, NOISE, VISIBLE, apart
 
@@ -53,7 +53,7 @@ def serve(models):
         known = Prompts(model, TierSettings(0.05), BLOCK, Counter())
         kept.append(known)
         rows = 8 if batches_rightly(model) else 1
-        generator = Batches(
+        generator = RowBatches(
             model, max_tokens=NEW, prefill_batch_size=rows, completion_batch_size=32
         )
         generator.prompts, generator.counts = known, Counter()

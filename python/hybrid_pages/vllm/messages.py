@@ -22,7 +22,7 @@ LoadEntryOfRank = tuple[int, list[int], list[int | None], int | None]
 """A :data:`LoadEntry` with the checksum of one rank's shard; None for no comparison."""
 
 
-class Place(NamedTuple):
+class NodePlace(NamedTuple):
     """The place of a process of an engine."""
 
     node: int
@@ -45,7 +45,7 @@ class Report(KVConnectorHandshakeMetadata):
     """The planned geometry, in canonical JSON."""
     geometry: str
     """The geometry found in the tensors, in canonical JSON."""
-    place: Place
+    place: NodePlace
     """The place of the worker."""
     plane: str
     """Path of this rank's plane of the arena, for processes of its node."""

@@ -51,7 +51,7 @@ class _Rows(GenerationBatch):  # type: ignore[misc]
             self.logits_processors = [[] for _ in keep]
 
 
-class Batches(BatchGenerator):  # type: ignore[misc]
+class RowBatches(BatchGenerator):  # type: ignore[misc]
     """Restores the longest known prefix of each prompt, computes the rest up to each place where a
     state is wanted, and stores it there and at the end of the answer.
 

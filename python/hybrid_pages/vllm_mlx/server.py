@@ -23,7 +23,7 @@ from hybrid_pages.mlx.options import complain
 from hybrid_pages.mlx.prompts import Prompts
 from hybrid_pages.mlx.versions import OF_THE_USER, UnsupportedError
 from hybrid_pages.vllm_mlx import options
-from hybrid_pages.vllm_mlx.batches import Batches
+from hybrid_pages.vllm_mlx.batches import RowBatches
 from hybrid_pages.vllm_mlx.message_ends import MessageEnds
 from hybrid_pages.vllm_mlx.scheduler import Scheduler
 from hybrid_pages.vllm_mlx.usage import cached_tokens_shown
@@ -165,7 +165,7 @@ def replaced(serving: Serving) -> Iterator[None]:
 
     ours: list[tuple[Any, str, Any]] = [
         (download, "ensure_model_downloaded", find),
-        (scheduler, "BatchGenerator", Batches),
+        (scheduler, "BatchGenerator", RowBatches),
         (engine_core, "Scheduler", serving.scheduler),
         (BatchedEngine, "_prepare_llm_model", lambda engine: serving.load(engine)),
         (BatchedEngine, "_prepare_mllm_model", lambda engine: serving.refuse_images(engine)),

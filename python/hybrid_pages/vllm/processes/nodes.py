@@ -16,7 +16,7 @@ from hybrid_pages import __version__
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.config.settings import Settings, SettingsError
 from hybrid_pages.vllm.config.support import UnsupportedError, reject
-from hybrid_pages.vllm.messages import Place
+from hybrid_pages.vllm.messages import NodePlace
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig
@@ -56,11 +56,11 @@ class Nodes:
         return 1 if self.by_ray else self.count
 
     @property
-    def place(self) -> Place:
+    def place(self) -> NodePlace:
         """The place of this process."""
-        return Place(self.index, boot_id(), platform.node())
+        return NodePlace(self.index, boot_id(), platform.node())
 
-    def is_elsewhere(self, place: Place) -> bool:
+    def is_elsewhere(self, place: NodePlace) -> bool:
         """Whether a process at a place is on another node than this one.
 
         Raises:
