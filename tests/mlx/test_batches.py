@@ -13,7 +13,7 @@ from hybrid_pages.mlx import cache_io, prompts
 from hybrid_pages.mlx.batching import batches_rightly, decodes_rightly
 from hybrid_pages.mlx.differences import BATCHED, DECODED_TOGETHER
 from hybrid_pages.mlx.prompts import Prompts
-from hybrid_pages.vllm_mlx.batches import RowBatches, Prompt
+from hybrid_pages.vllm_mlx.batches import Prompt, RowBatches
 from hybrid_pages.vllm_mlx.prompt_tokens import PromptTokens
 from runs import BLOCK, NOISE, VISIBLE, apart
 
