@@ -51,6 +51,33 @@ def test_a_file_without_a_key_is_refused_without_being_repeated(tmp_path, text, 
     assert "223344" not in str(error.value)
 
 
+@pytest.mark.parametrize("given", [MAIN, f"env:{MAIN}", f"{MAIN}\n", f"tenant {MAIN} {OTHER}"])
+def test_a_key_in_the_place_of_a_name_is_not_repeated(tmp_path, monkeypatch, given):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=r"^encrypt_key: expected .* not repeated") as error:
+        read_keys(given)
+    assert "223344" not in str(error.value)
+
+
+def test_names_are_repeated():
+    for name in ("/run/secrets/hybrid-pages/" + "a" * 64, "env:KEY_OF_HYBRID_PAGES_IN_PRODUCTION"):
+        with pytest.raises(SettingsError, match=re.escape(name.removeprefix("env:"))):
+            read_keys(name)
+
+
+def test_a_pipe_is_refused_without_waiting_for_a_writer(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SettingsError, match=r"^encrypt_key: expected a key file, found .* a pipe"):
+        read_keys(str(tmp_path / "pipe"))
+
+
+def test_a_variable_with_other_bytes_than_text_is_refused(monkeypatch):
+    monkeypatch.setenv("KEYS_OF_A_TEST", os.fsdecode(MAIN.encode() + b"\xff"))
+    with pytest.raises(SettingsError, match=r"^encrypt_key: line 1: expected a key") as error:
+        read_keys("env:KEYS_OF_A_TEST")
+    assert "223344" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -6,6 +6,8 @@ The text of a key file is read when a tier is opened, and kept nowhere in Python
 from __future__ import annotations
 
 import os
+import re
+import stat
 from urllib.parse import urlsplit
 
 from hybrid_pages._core import InvalidArgumentError, encrypt_key_id
@@ -13,6 +15,7 @@ from hybrid_pages.adapter.errors import SettingsError
 
 _VARIABLE = "env:"
 _MOST_BYTES = 64 << 20
+_LIKE_A_KEY = re.compile(r"(?!/)[0-9A-Za-z+/=\s-]{32,}")
 
 
 def require_encryption(encrypt_key: str, disk_path: str, remote_url: str) -> None:
@@ -51,27 +54,54 @@ def read_keys(encrypt_key: str) -> str:
     return text
 
 
+def is_read_by_all(encrypt_key: str) -> bool:
+    """Whether every user of the machine may read the key file. False without a file."""
+    if not encrypt_key or encrypt_key.startswith(_VARIABLE):
+        return False
+    try:
+        return bool(os.stat(encrypt_key).st_mode & stat.S_IROTH)
+    except (OSError, ValueError):
+        return False
+
+
 def _text(encrypt_key: str) -> str:
     if encrypt_key.startswith(_VARIABLE):
         name = encrypt_key.removeprefix(_VARIABLE)
         text = os.environ.get(name, "")
         if not text:
             raise SettingsError(
-                f"encrypt_key: expected keys in the environment variable {name!r}, found none: set "
-                "it for the engine's process"
+                f"encrypt_key: expected keys in the environment variable {_shown(name)}, found "
+                "none: set it for the engine's process"
             )
-        return text
+        return text.encode("utf-8", "replace").decode()  # other bytes than text are surrogates
     try:
-        with open(encrypt_key, "rb") as file:
-            read = file.read(_MOST_BYTES + 1)
+        # It is read more than once, and opening a pipe could wait forever.
+        is_file = stat.S_ISREG(os.stat(encrypt_key).st_mode)
+        read = b""
+        if is_file:
+            with open(encrypt_key, "rb") as file:
+                read = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
         raise SettingsError(
             f"encrypt_key: expected a key file, or env: and the name of a variable, found "
-            f"{encrypt_key!r}: {error}"
+            f"{_shown(encrypt_key)}: {why}"
         ) from None
+    if not is_file:
+        raise SettingsError(
+            f"encrypt_key: expected a key file, found {encrypt_key!r}, which is a directory, a "
+            "pipe or a device: name a file"
+        )
     if len(read) > _MOST_BYTES:
         raise SettingsError(
             f"encrypt_key: expected a file of at most {_MOST_BYTES} bytes, found more in "
             f"{encrypt_key!r}"
         )
     return read.decode("utf-8", "replace")
+
+
+def _shown(name: str) -> str:
+    """A name for an error, unless it may be a key that was given in the place of one."""
+    if _LIKE_A_KEY.fullmatch(name):
+        return "what may be a key and is not repeated"
+    return repr(name)

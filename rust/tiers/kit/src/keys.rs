@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use hybrid_pages::error::{Error, Result};
 use ring::digest::{SHA256, digest};
 use ring::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
@@ -41,12 +41,15 @@ impl EncryptKeys {
     /// and the tenant's own key, each in as many digits. Empty lines, and what follows a `#`, count for nothing.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for any other line, without a key for all, and for two keys for one use.
+    /// [`Error::InvalidArgument`] for any other line, without a key for all, for two keys for one use, and for one key
+    /// in two lines: it would not be gone with one of them.
     pub fn parse(text: &str) -> Result<Self> {
-        let (mut main, mut tenants) = (None, HashMap::new());
+        let (mut main, mut tenants, mut all) = (None, HashMap::new(), HashSet::new());
         for (at, line) in text.lines().enumerate() {
             let line = line.split('#').next().unwrap_or_default();
             let words: Vec<&str> = line.split_whitespace().collect();
+            let key = words.last().and_then(|key| digits(key));
+            let twice = key.is_some_and(|key| !all.insert(key));
             let again = match words[..] {
                 [] => false,
                 [key] => main.replace(sound_key(key, at)?).is_some(),
@@ -60,6 +63,13 @@ impl EncryptKeys {
                 let line = at + 1;
                 return Err(Error::InvalidArgument(format!(
                     "encrypt_key: line {line}: expected one key for all and one for each tenant, found a second one"
+                )));
+            }
+            if twice {
+                let line = at + 1;
+                return Err(Error::InvalidArgument(format!(
+                    "encrypt_key: line {line}: expected a key that no other line has, found that of a line before: \
+                     make one with `openssl rand -hex 32`"
                 )));
             }
         }
@@ -212,6 +222,42 @@ mod tests {
         assert!(!format!("{plain:?}").contains("001122"));
     }
 
+    /// As computed from docs/encryption.md with the HMAC of another library. Other keys lose all entries, so they need
+    /// another version of the format.
+    #[test]
+    fn keys_are_derived_as_the_version_says() {
+        let hex = |bytes: &[u8]| -> String { bytes.iter().map(|it| format!("{it:02x}")).collect() };
+        let plain = EncryptKeys::parse(MAIN).unwrap();
+        let named = EncryptKeys::parse(&format!("{MAIN}\ntenant {NAME} {OTHER}")).unwrap();
+        let salt = namespace("salt");
+        let own = named.tenant(&salt);
+        assert_eq!(plain.id(), "fdf0a73d3b4b9234");
+        for (found, expected) in [
+            (
+                plain.identity(&[1; 32]),
+                "dcba83f0b253d8f788e7eae8e01f22fb334e0b2b0eb1d5d07bdd52eb5952c960",
+            ),
+            (
+                plain.tenant(b"").sums,
+                "8625d94c4744511387c5eca284b812e85b60e15ef1f7f853f14312f3dc9b9ec6",
+            ),
+            (
+                plain.tenant(&salt).sums,
+                "4472e279088e5af09afc60da6ffddf1839001632c65f3e27741b53c99ebe59d1",
+            ),
+            (
+                own.sums,
+                "b9f42288849b977190f28ecc35324616b4969d168e0064cc9efb6ddb1ccb1cb9",
+            ),
+            (
+                derive(&own.derived, &[b"namespace", b"x"]),
+                "4232b5c4f777b35498964852fa8c5430d3092ffd5cf120570317e75b3117a79f",
+            ),
+        ] {
+            assert_eq!(hex(&found), expected);
+        }
+    }
+
     #[test]
     fn other_texts_are_refused_without_being_repeated() {
         let zeros = "0".repeat(64);
@@ -228,6 +274,18 @@ mod tests {
             (format!("{MAIN}\ntenant {NAME}"), "line 2"),
             (format!("{}é", &MAIN[2..]), "line 1"),
             (zeros, "found zeros"),
+            (
+                format!("{MAIN}\ntenant {NAME} {MAIN}"),
+                "line 2: expected a key that no other line has",
+            ),
+            (
+                format!("tenant {NAME} {OTHER}\n{OTHER}"),
+                "line 2: expected a key that no other line has",
+            ),
+            (
+                format!("{MAIN}\ntenant {NAME} {OTHER}\ntenant {MAIN} {OTHER}"),
+                "line 3: expected a key that no other line has",
+            ),
         ] {
             let error = EncryptKeys::parse(&text).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
