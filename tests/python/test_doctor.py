@@ -252,7 +252,9 @@ def test_a_key_that_cannot_be_read_is_found(capsys, model, tmp_path):
     words.append(ours(remote_url=tmp_path.as_uri(), encrypt_key=str(key)))
     assert names(examined(capsys, *words)) == ["encrypt-key"]
     key.write_text("ab" * 32)
-    assert names(examined(capsys, *words)) == []
+    for mode, expected in ((0o600, []), (0o640, []), (0o644, ["encrypt-key"])):
+        key.chmod(mode)
+        assert names(examined(capsys, *words)) == expected
 
 
 def test_a_remote_store_names_prefixes_for_others(capsys, model, tmp_path):
