@@ -16,6 +16,7 @@ from hybrid_pages._core import DISK_FORMAT_VERSION, REMOTE_FORMAT_VERSION
 MAKERS = {"disk": disk, "remote": remote}
 NAMES = sorted(path.name.removesuffix(".tar.xz") for path in FOLDER.glob("*.xz"))
 HEADER = 4096
+RANKS = 1
 
 
 def unpacked(name: str, to: Path) -> Path:
@@ -62,6 +63,7 @@ def test_there_is_a_store_of_every_version():
 def disk_parts(path: Path, version: str) -> dict[str, bytes]:
     """What must be equal wherever the same entries are written: slabs, and records of the index."""
     found = {}
+    entries = []
     for name, data in files(path).items():
         if name.endswith(".slab"):
             cells = [data[at : at + HEADER] for at in range(0, len(data), 2 * HEADER)]
@@ -71,9 +73,17 @@ def disk_parts(path: Path, version: str) -> dict[str, bytes]:
             for header in cells:
                 (ranks,) = struct.unpack_from("<I", header, 12)
                 place, sums = header[80:96], header[128 : 128 + 8 * ranks]
+                entries.append(header[48:96] + sums)
                 # The time of use is between them.
                 record = re.escape(place) + b".{8}" + re.escape(sums)
                 assert re.search(record, index, re.DOTALL)
+        elif name.endswith("journal"):
+            # How many records are left depends on when the index took them.
+            ends = 72 + 8 * RANKS
+            for at in range(0, len(data), ends + 16):
+                record = data[at : at + ends + 16]
+                assert record[8:16] == struct.pack("<Q", 1)
+                assert record[16:64] + record[72:ends] in entries
         elif name.endswith(("hybrid-pages-disk", "encrypted")):
             found[name] = data
     return found
