@@ -1,5 +1,6 @@
 """``hybrid-pages vllm-mlx serve`` against ``vllm-mlx serve``, over HTTP: texts, reuse, faults."""
 
+import http.client
 import json
 from concurrent.futures import ThreadPoolExecutor
 
@@ -85,7 +86,9 @@ def test_a_client_that_goes_away_while_its_prompt_is_computed(servers):
 
 def test_an_empty_prompt_fails_alone(servers):
     _, ours = servers
-    assert ours.post("/v1/completions", dict(model=NAME, prompt="", max_tokens=4))[0] == 500
+    status, answer = ours.post("/v1/completions", dict(model=NAME, prompt="", max_tokens=4))
+    assert (status, answer["detail"][:32]) == (400, "prompt: expected at least one to")
+    assert "Exception in ASGI" not in ours.logged()
     assert ours.complete("w11 w12")[2] == 2
 
 
@@ -152,6 +155,20 @@ def test_the_budget_holds(tmp_path, name):
                 assert active - before < 1_000_000
         assert stored > (BUDGET_MIB << 20) / 2
     assert "could not" not in ours.logged()
+
+
+def test_the_numbers_say_what_was_not_stored(tmp_path):
+    model = tiny.save("qwen3_next", tmp_path / "model")
+    flags = ["--host-gb", "0.0008", "--block-tokens", "16"]
+    with serving(model, tmp_path / "log", *flags, ours=True) as ours:
+        texts = [ours.complete(cases.words(1500, 98)) for _ in range(2)]
+        assert texts[0] == texts[1]
+        connection = http.client.HTTPConnection("127.0.0.1", ours.port, timeout=30)
+        connection.request("GET", "/v1/cache/stats")
+        found = json.loads(connection.getresponse().read())["engine_cache"]
+        assert found["skipped_entries"]["no_room"] > 0
+        assert found["failed_loads"] == found["failed_stores"] == 0
+        assert found["failures"] == {}
 
 
 def test_a_restarted_server_finds_its_prompts_on_disk(tmp_path):

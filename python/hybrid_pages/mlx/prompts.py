@@ -133,6 +133,17 @@ class Prompts(Closing):
             for kind in ("page", "window", "checkpoint")
         }
 
+    def losses(self) -> dict[str, Any]:
+        """What was not stored or not restored, by reason: see :class:`adapter.stats.Stats`."""
+        moved = self._store.moved
+        return {
+            "failures": dict(self.failures),
+            "failed_loads": moved.failed_loads,
+            "failed_stores": moved.failed_stores,
+            "late_loads": moved.late_loads,
+            "skipped_entries": dict(moved.skipped_entries),
+        }
+
     def clear(self) -> None:
         """Forgets every page and checkpoint."""
         self._store.clear()

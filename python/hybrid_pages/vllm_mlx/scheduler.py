@@ -6,9 +6,9 @@ import dataclasses
 from collections import Counter
 from typing import Any
 
+from fastapi import HTTPException
 from vllm_mlx import scheduler
 
-from hybrid_pages import InvalidArgumentError
 from hybrid_pages.mlx.prompts import Prompts
 from hybrid_pages.vllm_mlx.batches import Prompt
 from hybrid_pages.vllm_mlx.message_ends import MessageEnds
@@ -53,7 +53,7 @@ class Scheduler(scheduler.Scheduler):  # type: ignore[misc]
         if not tokens:
             self.waiting.remove(request)
             del self.requests[request.request_id]
-            raise InvalidArgumentError("prompt: expected at least one token, found none")
+            raise HTTPException(400, "prompt: expected at least one token, found none: send some")
         if self.prompts is not None:
             ends = self._ends.of(request.prompt, tokens, self._actual_tokenizer.encode)
             prompt = Prompt(tokens, request, ends)
@@ -79,7 +79,7 @@ class Scheduler(scheduler.Scheduler):  # type: ignore[misc]
             "current_memory_mb": held / _MIB,
             "max_memory_mb": most / _MIB,
             "memory_utilization": held / most,
-            "failures": dict(self.prompts.failures),
+            **self.prompts.losses(),
         }
 
     def get_stats(self) -> dict[str, Any]:
@@ -98,6 +98,12 @@ class Scheduler(scheduler.Scheduler):  # type: ignore[misc]
 
     def clear_prefix_cache(self) -> None:
         super().clear_prefix_cache()
+        if self.prompts is not None:
+            self.prompts.clear()
+
+    def _recover_from_cache_error(self) -> None:
+        """Forgets what is stored: the requests that failed are computed again without it."""
+        super()._recover_from_cache_error()
         if self.prompts is not None:
             self.prompts.clear()
 
