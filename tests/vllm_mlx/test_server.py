@@ -157,15 +157,19 @@ def test_the_budget_holds(tmp_path, name):
     assert "could not" not in ours.logged()
 
 
+def numbers(server):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection.request("GET", "/v1/cache/stats")
+    return json.loads(connection.getresponse().read())["engine_cache"]
+
+
 def test_the_numbers_say_what_was_not_stored(tmp_path):
     model = tiny.save("qwen3_next", tmp_path / "model")
     flags = ["--host-gb", "0.0008", "--block-tokens", "16"]
     with serving(model, tmp_path / "log", *flags, ours=True) as ours:
         texts = [ours.complete(cases.words(1500, 98)) for _ in range(2)]
         assert texts[0] == texts[1]
-        connection = http.client.HTTPConnection("127.0.0.1", ours.port, timeout=30)
-        connection.request("GET", "/v1/cache/stats")
-        found = json.loads(connection.getresponse().read())["engine_cache"]
+        found = numbers(ours)
         assert found["skipped_entries"]["no_room"] > 0
         assert found["failed_loads"] == found["failed_stores"] == 0
         assert found["failures"] == {}
@@ -181,6 +185,9 @@ def test_a_restarted_server_finds_its_prompts_on_disk(tmp_path):
             text, reused, _ = ours.complete(prompt)
             texts.append(text)
             assert reused == expected
+            (disk,) = numbers(ours)["tiers"]
+            assert (disk["read"] > 0) == (expected > 0)
+            assert disk["corrupt_reads"] == disk["failed_writes"] == 0
     assert texts[0] == texts[1]
 
 

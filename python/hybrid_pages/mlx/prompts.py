@@ -134,7 +134,7 @@ class Prompts(Closing):
         }
 
     def losses(self) -> dict[str, Any]:
-        """What was not stored or not restored, by reason: see :class:`adapter.stats.Stats`."""
+        """What was not stored or not restored, by reason, and the counts of each tier."""
         moved = self._store.moved
         return {
             "failures": dict(self.failures),
@@ -142,6 +142,7 @@ class Prompts(Closing):
             "failed_stores": moved.failed_stores,
             "late_loads": moved.late_loads,
             "skipped_entries": dict(moved.skipped_entries),
+            "tiers": [dict(tier) for tier in self._store.index.tiers()],
         }
 
     def clear(self) -> None:
