@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::io::{self, ErrorKind, Read as _};
 use std::os::fd::BorrowedFd;
 
-use rustix::fs::{AtFlags, unlinkat};
+use rustix::fs::{AtFlags, fsync, unlinkat};
 
 use super::folder::{directories, open_file};
 use super::trouble::Trouble;
@@ -81,5 +81,7 @@ fn write(door: &dyn Door, lane: BorrowedFd<'_>, key: &str) -> io::Result<()> {
     file.set_length(0)?;
     file.write_all(format!("{key}\n").as_bytes(), 0)?;
     file.sync()?;
-    door.rename(lane, DRAFT, FILE)
+    door.rename(lane, DRAFT, FILE)?;
+    // Entries may outlive a loss of power, and then this file has to.
+    Ok(fsync(lane)?)
 }
