@@ -78,6 +78,7 @@ def test_a_fork_with_no_state_is_computed_and_counted(engine: Engine, recurrent)
     assert engine.local_hit(right, result) == result
 
 
+# Known report: LMCache#5249.
 @pytest.mark.parametrize("blocks", [2, 3, 5])
 def test_an_exact_multiple_recomputes_its_last_token_once(engine: Engine, blocks):
     prompt = tokens(("exact", blocks), blocks * engine.N)
@@ -131,6 +132,7 @@ def test_the_blocks_of_an_answer_are_restored_or_counted(engine: Engine):
     assert restored == engine.local_hit(follow_up, restored)
 
 
+# Known report: LMCache#4843.
 def test_a_local_hit_is_extended_by_a_deeper_tail_from_the_store(engine: Engine):
     short = tokens("tail", 2 * engine.N + 5)
     prompt = short + tokens("deeper", 3 * engine.N + 7)
