@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Barrier
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from hybrid_pages import GeometryError
+from hybrid_pages.adapter.errors import EngineError, SettingsError
+from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.config.support import UnsupportedError
+from hybrid_pages.vllm.connector import HybridPagesConnector
+from hybrid_pages.vllm.layout.stages import together
 from simulation.copies import Fault, Script
 from simulation.engine import Engine, StartEngine
 from simulation.runner import Mismatch
@@ -166,6 +176,67 @@ def test_a_rank_is_named_with_its_stage(start: StartEngine) -> None:
     connection = engine.half.connection
     with pytest.raises(GeometryError, match=r"^rank 3 \(pipeline stage 1, tensor rank 1\): exp"):
         connection.confirm([replace(report, made="another")])
+
+
+def test_a_stage_that_fails_before_it_says_what_it_has_keeps_no_other_waiting() -> None:
+    texts, met = ["", ""], Barrier(2)
+
+    def start_stage(stage: int) -> str:
+        def exchange(text: str) -> list[str]:
+            texts[stage] = text
+            met.wait(20)
+            return list(texts)
+
+        try:
+            with together(exchange) as tell:
+                if stage == 1:
+                    raise GeometryError("layer 7: no such dtype")
+                tell("{}")
+        except (GeometryError, UnsupportedError) as error:
+            return str(error)
+        return "went on"
+
+    with ThreadPoolExecutor() as pool:
+        found = list(pool.map(start_stage, range(2)))
+    reason = "layer 7: no such dtype"
+    assert found == [f"pipeline stage 1 failed: {reason}", reason]
+
+
+def test_errors_of_a_stage_reach_the_others_at_every_point(
+    start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connector, told = staged(start).runners[1].connector, list[str]()
+
+    def tell(text: str, stages: int = 2) -> list[str]:
+        told.append(text)
+        return [text] * stages
+
+    monkeypatch.setattr(versions, "of_all_stages", tell)
+    config, plan = copy.deepcopy(connector._vllm_config), connector._kv_cache_config
+    config.kv_transfer_config.kv_connector_extra_config["host_gb"] = "much"
+    with pytest.raises(SettingsError):
+        HybridPagesConnector(config, KVConnectorRole.WORKER, plan)
+    with pytest.raises(SettingsError):
+        HybridPagesConnector(config, KVConnectorRole.SCHEDULER, plan)
+    connector.worker._exchange = tell
+    with pytest.raises(GeometryError):
+        connector.register_kv_caches({})
+    assert [text.split(":")[:2] for text in told] == [
+        ["failed", " host_gb"],
+        ["failed", " layer 'model.layers.4'"],
+    ]
+
+
+def test_a_stage_that_says_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(timeout: Any) -> None:
+        raise RuntimeError("Operation timed out!")
+
+    group = SimpleNamespace(cpu_group=None)
+    monkeypatch.setattr("vllm.distributed.parallel_state.get_pp_group", lambda: group)
+    work = SimpleNamespace(wait=wait)
+    monkeypatch.setattr("torch.distributed.barrier", lambda **_: work)
+    with pytest.raises(EngineError, match=r"expected all 2 .* 300 seconds.*kv-transfer-config$"):
+        versions.of_all_stages("{}", 2)
 
 
 def test_other_splits_are_other_entries(start: StartEngine) -> None:

@@ -39,6 +39,7 @@ from hybrid_pages.vllm.layout.geometry import (  # noqa: E402
     require_groups,
 )
 from hybrid_pages.vllm.layout.grid import block_grid, with_drafts  # noqa: E402
+from hybrid_pages.vllm.layout.stages import Exchange, together  # noqa: E402
 from hybrid_pages.vllm.messages import Report, StepMetadata  # noqa: E402
 from hybrid_pages.vllm.metrics import HybridPagesPromMetrics, HybridPagesStats  # noqa: E402
 from hybrid_pages.vllm.processes.engine_cores import EngineCores  # noqa: E402
@@ -53,7 +54,7 @@ from hybrid_pages.vllm.scheduler.half import SchedulerHalf  # noqa: E402
 from hybrid_pages.vllm.scheduler.requests.check import KEY  # noqa: E402
 from hybrid_pages.vllm.startup import advice  # noqa: E402
 from hybrid_pages.vllm.versions import logger  # noqa: E402
-from hybrid_pages.vllm.worker.half import WorkerHalf  # noqa: E402
+from hybrid_pages.vllm.worker.half import WorkerHalf, exchange_of  # noqa: E402
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -91,6 +92,23 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         kv_cache_config: "KVCacheConfig",
     ) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        self.scheduler: SchedulerHalf | None = None
+        self.worker: WorkerHalf | None = None
+        self._cache_config = vllm_config.cache_config
+        self._block_tokens = vllm_config.cache_config.block_size
+        if role == KVConnectorRole.SCHEDULER:
+            self._start(vllm_config, kv_cache_config, None)
+        else:
+            with together(exchange_of(vllm_config)) as exchange:
+                self._start(vllm_config, kv_cache_config, exchange)
+
+    def _start(
+        self,
+        vllm_config: "VllmConfig",
+        kv_cache_config: "KVCacheConfig",
+        exchange: Exchange | None,
+    ) -> None:
+        """Makes the half of this process: a worker's, if it has an exchange."""
         transfer = vllm_config.kv_transfer_config
         cores = EngineCores.of(vllm_config.parallel_config)
         nodes = Nodes.of(vllm_config.parallel_config)
@@ -102,11 +120,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         require_nodes(nodes, settings)
         context = vllm_config.parallel_config.decode_context_parallel_size
         grid = with_drafts(block_grid(kv_cache_config, context=context), vllm_config)
-        self.scheduler: SchedulerHalf | None = None
-        self.worker: WorkerHalf | None = None
-        self._cache_config = vllm_config.cache_config
-        self._block_tokens = vllm_config.cache_config.block_size
-        if role == KVConnectorRole.SCHEDULER:
+        if exchange is None:
             stages, tensor_ranks = versions.world_of(vllm_config.parallel_config)
             publishes = versions.publishes_events(vllm_config)
             events = event_groups(kv_cache_config, context) if publishes else None
@@ -130,7 +144,9 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
             self.scheduler = SchedulerHalf(settings, engine)
         else:
             alone = versions.is_outermost(transfer)
-            self.worker = WorkerHalf(settings, vllm_config, kv_cache_config, alone=alone)
+            self.worker = WorkerHalf(
+                settings, vllm_config, kv_cache_config, exchange=exchange, alone=alone
+            )
 
     # ---- both
 

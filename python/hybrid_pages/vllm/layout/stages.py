@@ -8,14 +8,49 @@ leaves the others out: their bytes are zeros.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from hybrid_pages import GeometryError, Layer, LayerMap, Segment
+from hybrid_pages.vllm.config.support import UnsupportedError
+from hybrid_pages.vllm.versions import logger
 
 Exchange = Callable[[str], list[str]]
 """Gives a text to the workers of all pipeline stages, and returns theirs in the order of stages."""
+
+_FAILED = "failed: "
+
+
+@contextmanager
+def together(exchange: Exchange) -> Iterator[Exchange]:
+    """Gives what is inside an exchange, to be used once. If a stage fails before it, the others do
+    not wait: it fails in them, too.
+
+    Raises:
+        UnsupportedError: another stage has failed; says which one and why.
+    """
+    told = False
+
+    def tell(text: str) -> list[str]:
+        nonlocal told
+        told = True
+        texts = exchange(text)
+        for stage, found in enumerate(texts):
+            if found.startswith(_FAILED):
+                raise UnsupportedError(f"pipeline stage {stage} {found}")
+        return texts
+
+    try:
+        yield tell
+    except Exception as error:
+        if not told:
+            try:
+                exchange(f"{_FAILED}{error}")
+            except Exception:
+                logger.exception("the other pipeline stages were not told of an error")
+        raise
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from hybrid_pages.vllm.layout.geometry import (
     require_sizes,
     whole_only,
 )
+from hybrid_pages.vllm.layout.stages import Exchange, together
 from hybrid_pages.vllm.messages import (
     LoadJob,
     Outcome,
@@ -69,6 +70,12 @@ class _Results:
     received: set[str] = field(default_factory=set)
 
 
+def exchange_of(config: "VllmConfig") -> Exchange:
+    """Reaches the workers of all pipeline stages of an engine."""
+    stages, _ = versions.world_of(config.parallel_config)
+    return functools.partial(versions.of_all_stages, stages=stages)
+
+
 class WorkerHalf:
     """The connector's half in the process of one rank.
 
@@ -76,6 +83,7 @@ class WorkerHalf:
         settings: checked settings.
         config: the engine's configuration.
         kv_cache_config: vLLM's plan of this worker's KV cache.
+        exchange: reaches the workers of all pipeline stages, which make their halves, too.
         alone: whether it is certain that there is no other connector.
 
     Raises:
@@ -89,6 +97,7 @@ class WorkerHalf:
         config: "VllmConfig",
         kv_cache_config: KVCacheConfig,
         *,
+        exchange: Exchange,
         alone: bool = False,
     ) -> None:
         self.alone = alone
@@ -99,9 +108,8 @@ class WorkerHalf:
         """The name of this rank's plane, which is kept until the end."""
         # The ranks of a mixture of experts wait for each other's steps.
         self._waits = config.parallel_config.data_parallel_size == 1
-        stages, _ = versions.world_of(config.parallel_config)
-        self._exchange = functools.partial(versions.of_all_stages, stages=stages)
-        self.plan = planned_geometry(config, kv_cache_config, self._exchange)
+        self._exchange = exchange_of(config)
+        self.plan = planned_geometry(config, kv_cache_config, exchange)
         if self.plan is not None:
             # If registration fails, vLLM keeps the connector for the next engine of the process.
             self._slots(self.plan)
@@ -142,15 +150,17 @@ class WorkerHalf:
             UnsupportedError: a kind of cache that the connector does not handle, or a device
                 without a driver.
         """
-        self.unregister()
-        self._device = copy_engine.cache_device(kv_caches)
-        copy_engine.require_driver(self._device)
-        self._kv_caches = dict(kv_caches)
-        self.geometry, self._maps = read_layout(
-            self._config, self._kv_cache_config, self._kv_caches, exchange=self._exchange
-        )
+        with together(self._exchange) as exchange:
+            self.unregister()
+            self._device = copy_engine.cache_device(kv_caches)
+            copy_engine.require_driver(self._device)
+            self._kv_caches = dict(kv_caches)
+            self.geometry, self._maps = read_layout(
+                self._config, self._kv_cache_config, self._kv_caches, exchange=exchange
+            )
         if self.plan is None:
-            self.plan = planned_geometry(self._config, self._kv_cache_config, self._exchange)
+            with together(self._exchange) as exchange:
+                self.plan = planned_geometry(self._config, self._kv_cache_config, exchange)
         if self.plan is None:
             raise GeometryError("KV cache plan: expected strides that fit its specs, found others")
         require_sizes(self.plan, self.geometry)
