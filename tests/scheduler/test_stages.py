@@ -130,6 +130,25 @@ def test_a_load_that_fails_in_one_stage_is_recomputed(
     engine.check_idle()
 
 
+@pytest.mark.parametrize("steps", [3, 4, 5])
+def test_a_load_waits_for_blocks_that_steps_in_flight_still_hold(
+    steps: int, start: StartEngine
+) -> None:
+    engine = staged(start, blocks=28, batched_tokens=2 * N)
+    engine.generate(PROMPT)
+    assert engine.reset_prefix_cache()
+    large = engine.add(Workload(random.Random(9)).fresh(18 * N), hints={"store": False})
+    for _ in range(steps):
+        engine.step()
+    waiting = engine.add(PROMPT)
+    for _ in range(2):
+        engine.step()
+    engine.abort(large)
+    engine.run()
+    assert waiting.restored_tokens == 6 * N
+    assert "skipped_loads:never_admitted" not in engine.half.stats()["counters"]
+
+
 @pytest.mark.parametrize("verify", [False, True])
 @pytest.mark.parametrize("kind", ["attention", "recurrent"])
 @pytest.mark.parametrize("stage", [0, 1])

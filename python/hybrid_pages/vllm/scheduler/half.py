@@ -76,6 +76,10 @@ class SchedulerHalf:
         self._invalid = InvalidBlocks(engine.grid, self.epochs, engine.ahead)
         self._steps = Steps(self.connection, self._requests, self.epochs, self._invalid)
         self._speculates = engine.grid.drafts > 0 and engine.stores
+        self._ahead = engine.ahead
+        self._frees_left = 0
+        """How many more steps without tokens may pass before vLLM has freed the blocks of requests
+        that have ended or were preempted."""
         self._figures_from = 0.0
         """When the figures of a busy engine go out next, on the monotonic clock."""
         self._recording: Recording | None = None
@@ -311,13 +315,16 @@ class SchedulerHalf:
     def _refuse_parked(self, idle: "SchedulerOutput") -> None:
         """Takes back the offer of a load that no block will ever become free for."""
         loads = self.connection.loads
-        if not (self.storing or loads.in_flight or self._will_free(idle)):
+        if not (self._will_free(idle) or self.storing or loads.in_flight):
             loads.parked.refuse(self._requests.values())
 
     def _will_free(self, idle: "SchedulerOutput") -> bool:
         """Whether vLLM frees blocks after this step. It does when steps in flight are reported,
-        also those of requests that have just ended or were preempted."""
+        also those of requests that have ended or were preempted meanwhile."""
         if idle.finished_req_ids or idle.preempted_req_ids:
+            self._frees_left = self._ahead
+        if self._frees_left:
+            self._frees_left -= 1
             return True
         return any(each.request.num_in_flight_tokens for each in self._requests.values())
 
