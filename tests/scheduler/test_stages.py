@@ -6,6 +6,7 @@ import copy
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from threading import Barrier
 from types import SimpleNamespace
@@ -17,11 +18,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from hybrid_pages import GeometryError
 from hybrid_pages.adapter.errors import EngineError, SettingsError
 from hybrid_pages.vllm import versions
-from hybrid_pages.vllm.config.support import UnsupportedError
+from hybrid_pages.vllm.config.support import UnsupportedError, require_config
 from hybrid_pages.vllm.connector import HybridPagesConnector
 from hybrid_pages.vllm.layout.stages import together
+from simulation.config import engine_config
 from simulation.copies import Fault, Script
-from simulation.engine import Engine, StartEngine
+from simulation.engine import Engine, StartEngine, connector
 from simulation.runner import Mismatch
 from simulation.shapes import BLOCK_TOKENS as N
 from simulation.shapes import SHAPES
@@ -256,6 +258,30 @@ def test_a_stage_that_says_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("torch.distributed.barrier", lambda **_: work)
     with pytest.raises(EngineError, match=r"expected all 2 .* 300 seconds.*kv-transfer-config$"):
         versions.of_all_stages("{}", 2)
+
+
+def test_an_executor_that_passes_on_one_stage_is_rejected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With Ray's own, which vLLM 0.33 does not have any more, no store or load would ever end."""
+    monkeypatch.setenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0")
+    has_both = versions.installed().startswith("0.32.")
+    assert versions.ray_reports_of_all_stages() is not has_both
+    config = engine_config(
+        SHAPES["gdn"],
+        blocks=8,
+        batched_tokens=64,
+        requests=2,
+        ranks=1,
+        async_scheduling=False,
+        connector=connector(),
+        stages=2,
+    )
+    config.parallel_config.distributed_executor_backend = "ray"
+    with pytest.raises(UnsupportedError, match="RAY_V2") if has_both else nullcontext():
+        require_config(config)
+    monkeypatch.delenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND")
+    require_config(config)
 
 
 def test_other_splits_are_other_entries(start: StartEngine) -> None:

@@ -175,6 +175,13 @@ def _rejected(config: "VllmConfig", transfer: "KVTransferConfig") -> list[str]:
             "(there each rank has a scheduler of its own)",
         ),
         (
+            parallel.distributed_executor_backend == "ray"
+            and parallel.pipeline_parallel_size != 1
+            and not versions.ray_reports_of_all_stages(),
+            "VLLM_USE_RAY_V2_EXECUTOR_BACKEND: expected 1 or none for pipeline stages with Ray, "
+            "found 0 (its executor passes on what the last stage reports, so no copy would end)",
+        ),
+        (
             not cache.enable_prefix_caching,
             "prefix caching: expected on, found off (pass --enable-prefix-caching: its block "
             "hashes name the pages)",

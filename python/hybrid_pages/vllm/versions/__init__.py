@@ -78,7 +78,11 @@ from hybrid_pages.vllm.versions.requests import (
     reloads_lora,
     token_at,
 )
-from hybrid_pages.vllm.versions.stages import of_all_stages, world_of
+from hybrid_pages.vllm.versions.stages import (
+    of_all_stages,
+    ray_reports_of_all_stages,
+    world_of,
+)
 from hybrid_pages.vllm.versions.starting import (
     check_configurations,
     children,
@@ -173,6 +177,7 @@ __all__ = [
     "prefix_cache_of",
     "processed",
     "publishes_events",
+    "ray_reports_of_all_stages",
     "register_connector",
     "reloads_lora",
     "reserves_too_little",

@@ -23,6 +23,14 @@ def world_of(parallel: "ParallelConfig") -> tuple[int, int]:
     return int(parallel.pipeline_parallel_size), int(parallel.tensor_parallel_size)
 
 
+def ray_reports_of_all_stages() -> bool:
+    """Whether the scheduler gets the reports of all pipeline stages with Ray. vLLM 0.32 has an
+    executor that gives it those of the last stage alone, see :data:`DIFFERENCES`."""
+    from vllm import envs
+
+    return bool(getattr(envs, "VLLM_USE_RAY_V2_EXECUTOR_BACKEND", True))
+
+
 def of_all_stages(item: Item, stages: int) -> list[Item]:
     """Gives an item to the workers with this one's tensor rank in the other pipeline stages, and
     gets theirs, in the order of stages. All of them have to call this.

@@ -24,6 +24,8 @@ DIFFERENCES = {
         "calls; before, nothing calls them",
         "planning moved from vllm.v1.core.kv_cache_utils to kv_cache_planning, which only the "
         "tests import",
+        "Ray has one executor, whose workers all report; before, that of "
+        "VLLM_USE_RAY_V2_EXECUTOR_BACKEND=0 passes on what the last pipeline stage reports",
         "the parser of `vllm serve` moved from entrypoints.launchers.cli_args to "
         "entrypoints.common.cli_args",
     ),
