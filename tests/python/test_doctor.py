@@ -107,7 +107,37 @@ def test_a_divided_context_is_examined(capsys, model, method):
     found = examined(capsys, "vllm", "serve", model, *words)
     expected = [] if method is None else ["decode-context-parallel-size"]
     assert [it for it in names(found) if it.startswith("decode")] == expected
-    assert any("divide a context" in it for it in found["skipped"])
+    assert found["skipped"] == []
+
+
+def test_blocks_of_a_divided_context_are_known(capsys, model):
+    words = ["--kv-transfer-config", ours(), "-tp", "2", "--max-model-len", "1568"]
+    assert names(examined(capsys, "vllm", "serve", model, *words)) == []
+    # Two ranks keep 784 tokens each of a block, and requests resume at whole blocks only.
+    found = examined(capsys, "vllm", "serve", model, *words, "-dcp", "2")
+    assert names(found) == ["prompts-below-block"]
+    assert "1568" in found["findings"][0]["found"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "words"),
+    [
+        ("Zamba2ForCausalLM", ["-pp", "2"]),
+        ("GraniteMoeHybridForCausalLM", ["-pp", "99"]),
+        ("Gemma3ForCausalLM", ["-tp", "2", "-dcp", "2"]),
+    ],
+)
+def test_ranks_with_which_vllm_does_not_start_are_found(capsys, tmp_path, architecture, words):
+    (tmp_path / "config.json").write_text(json.dumps(config_of(architecture)))
+    words = ["vllm", "serve", str(tmp_path), "--kv-transfer-config", ours(), *words]
+    assert "ranks" in names(examined(capsys, *words))
+
+
+@pytest.mark.parametrize(("partition", "names_it"), [("", False), ("8,56", False), ("1,2", True)])
+def test_stages_are_divided_as_the_environment_says(capsys, model, partition, names_it):
+    variable = [f"VLLM_PP_LAYER_PARTITION={partition}"] * bool(partition)
+    words = ["vllm", "serve", model, "--kv-transfer-config", ours(), "-pp", "2"]
+    assert names(examined(capsys, *variable, *words)) == ["ranks"] * names_it
 
 
 @pytest.mark.parametrize(

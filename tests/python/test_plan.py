@@ -109,6 +109,61 @@ def test_what_pinned_memory_takes_of_each_gpu_is_told(capsys, model):
     assert not any("GPU" in row["cost"] for row in cpu["settings"])
 
 
+def test_stages_and_nodes_have_equal_parts(capsys, model):
+    one = planned(capsys, model(QWEN36_27B))
+    words = [model(QWEN36_27B), "--tp", "2", "--nodes", "2", "--host-gb", "64"]
+    found = planned(capsys, *words, "--pipeline-parallel-size", "2")
+    # Each half of the 64 layers has 24 states and 8 layers of attention.
+    assert found["stages"] == [32, 32]
+    assert found["zero_bytes"] == {"page": 0, "checkpoint": 0}
+    for key in ("block_tokens", "page_bytes", "checkpoint_bytes", "memory"):
+        assert found[key] == one[key]
+    for part, parts in (("per_rank", 4), ("per_node", 2)):
+        assert found[part] == {
+            "page_bytes": one["page_bytes"] // parts,
+            "checkpoint_bytes": one["checkpoint_bytes"] // parts,
+            "host_gib": 64 / parts,
+        }
+    assert cli.main(["plan", *words, "--pp", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "12.25 MiB of a page, 36.7 MiB of a checkpoint, 16 GiB of host memory: 1 of 4" in printed
+    assert "32 GiB of host memory: 1 of 2" in printed
+
+
+@pytest.mark.parametrize(
+    ("partition", "stages", "page", "states"),
+    # Of the 64 layers each fourth has attention. The states are in three groups.
+    [(None, [21, 22, 21], 3 * 6, 3 * 3 * 6), ("3,60,1", [3, 60, 1], 3 * 15, 3 * 3 * 15)],
+)
+def test_stages_of_other_sizes_have_zeros(
+    capsys, model, monkeypatch, partition, stages, page, states
+):
+    if partition is not None:
+        monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", partition)
+    words = [model(QWEN36_27B), "--pp", "3"]
+    found = planned(capsys, *words)
+    one_page, one_state = 784 * 4096, 61_440 + 3_145_728
+    assert found["stages"] == stages
+    assert (found["page_bytes"], found["checkpoint_bytes"]) == (
+        page * one_page,
+        states * one_state,
+    )
+    assert found["zero_bytes"] == {
+        "page": (page - 16) * one_page,
+        "checkpoint": (states - 48) * one_state,
+    }
+    assert found["bytes_per_token"] == 16 * 4096
+    assert cli.main(["plan", *words]) == 0
+    assert "of a checkpoint are zeros" in capsys.readouterr().out
+
+
+def test_layers_that_keep_nothing_count_for_stages(capsys, model):
+    config = config_of("NemotronHForCausalLM") | {"num_hidden_layers": 8}
+    config |= {"hybrid_override_pattern": "M-M-M-*-"}
+    assert planned(capsys, model(config), "--pp", "2")["stages"] == [2, 2]
+    assert planned(capsys, model(config), "--pp", "8")["stages"] == [1, 0] * 4
+
+
 def test_settings_are_whole_on_a_narrow_terminal(capsys, model):
     found = planned(capsys, model(QWEN36_27B))
     console = Console(width=40, file=io.StringIO())
@@ -195,6 +250,15 @@ def test_a_picture_is_drawn(capsys, model, tmp_path, suffix):
     ("config", "words", "reason"),
     [
         (QWEN36_27B, ["--tp", "3"], "--tp: expected a divisor"),
+        (QWEN36_27B, ["--pp", "65"], "at most one stage for each of 64 layers, found 65"),
+        (QWEN36_27B, ["--pp", "2", "--drafts", "2"], "--drafts: expected none with pipeline"),
+        (QWEN36_27B, ["--tp", "2", "--nodes", "4"], "--nodes: expected a divisor of 2 ranks"),
+        (
+            QWEN36_27B,
+            ["--tp", "2", "--nodes", "2", "--disk-gb", "9"],
+            "--disk-gb: expected none on 2 nodes",
+        ),
+        (config_of("Zamba2ForCausalLM"), ["--pp", "2"], "without pipeline stages only"),
         (QWEN36_27B, ["--plot", "memory.txt"], "--plot: expected a name that ends in .png"),
         ({"architectures": ["MambaForCausalLM"]}, [], "without prefix caching"),
         ({"architectures": ["NewForCausalLM"]}, [], "expected a model class that is known here"),
@@ -212,7 +276,14 @@ def test_what_cannot_be_planned_is_refused(capsys, model, config, words, reason)
 
 @pytest.mark.parametrize(
     "words",
-    [["--kv-dtype", "int3"], ["--host-gb", "0"], ["--tp", "0"], ["--device", "tpu"], ["--turns"]],
+    [
+        ["--kv-dtype", "int3"],
+        ["--host-gb", "0"],
+        ["--tp", "0"],
+        ["--pp", "0"],
+        ["--device", "tpu"],
+        ["--turns"],
+    ],
 )
 def test_wrong_words_are_lines_of_usage(capsys, model, words):
     with pytest.raises(SystemExit) as exit_:

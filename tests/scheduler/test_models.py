@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 import torch
 import vllm
+from vllm.distributed.utils import get_pp_indices
 from vllm.model_executor.models import ModelRegistry, registry
 from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+from vllm.model_executor.models.interfaces import supports_pp
 from vllm.platforms.interface import Platform
 from vllm.v1.attention.backend import MultipleOf
+from vllm.v1.core.kv_cache_utils import resolve_dcp_kv_block_size
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     MambaSpec,
@@ -25,11 +28,14 @@ from vllm.v1.kv_cache_interface import (
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 
-from hybrid_pages.models.blocks import _of_one_page, _Spec, plan
+from hybrid_pages import Layer, Segment
+from hybrid_pages.models.blocks import LayerGroup, _of_one_page, _Spec, plan
 from hybrid_pages.models.choices import Choices
 from hybrid_pages.models.config import Config
-from hybrid_pages.models.families import DEFAULTS, READERS, REFUSED, layers_of
+from hybrid_pages.models.families import DEFAULTS, NO_STAGES, READERS, REFUSED, layers_of, stages_of
 from hybrid_pages.models.layers import Attention, RecurrentState
+from hybrid_pages.models.stages import split
+from hybrid_pages.vllm.layout.stages import Stage, Stages
 from model_configs import ATTENTION, QWEN35_08B, QWEN36_27B, RECURRENT, config_of
 
 try:
@@ -200,6 +206,60 @@ def test_groups_are_those_that_vllm_makes(architecture, ranks):
     assert sorted((group.block_tokens, len(group.layers)) for group in found.groups) == sorted(
         (group.kv_cache_spec.block_size, len(group.layer_names)) for group in made
     )
+    if not any(group.window for group in found.groups):
+        divided = plan(layers, ranks=ranks, context=2)
+        assert sorted(group.block_tokens for group in divided.groups) == sorted(
+            resolve_dcp_kv_block_size(group.kv_cache_spec, 2) for group in made
+        )
+    if architecture not in NO_STAGES and len(set(layers)) > 1:
+        # Stages as the connector joins them, over the groups that vLLM makes.
+        staged = stages_of(config, Choices(ranks=ranks, stages=3))
+        of_layer = [stage for stage, count in enumerate(staged) for _ in range(count)]
+        n = found.block_tokens
+
+        def bytes_of(at: int, group: Any) -> int:
+            layer = layers[at]
+            if isinstance(layer, RecurrentState):
+                return layer.nbytes
+            count = LayerGroup((layer,), group.kv_cache_spec.block_size, 0, ()).entry_blocks(n)
+            return count * group.kv_cache_spec.block_size * layer.token_bytes
+
+        joined = Stages(
+            [
+                Stage(
+                    [
+                        [
+                            Layer(name, [Segment("all", "uint8", [bytes_of(int(name), group)])])
+                            for name in group.layer_names
+                            if of_layer[int(name)] == stage
+                        ]
+                        for group in made
+                    ],
+                    {},
+                )
+                for stage in range(3)
+            ]
+        )
+        planned = plan(layers, ranks=ranks, stages=staged)
+        expected = sum(layer.bytes for group in joined.layers for layer in group)
+        assert planned.page_bytes + planned.checkpoint_bytes == 3 * ranks * expected
+
+
+@pytest.mark.parametrize("partition", [None, "1,5,1"])
+def test_layers_are_divided_as_vllm_divides_them(monkeypatch, partition):
+    if partition is not None:
+        monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", partition)
+    counts = range(1, 40) if partition is None else [7]
+    for count in counts:
+        for stages in range(1, count + 1) if partition is None else [3]:
+            ends = [get_pp_indices(count, stage, stages) for stage in range(stages)]
+            assert split(count, stages, partition) == [end - start for start, end in ends]
+
+
+def test_families_without_stages_are_those_of_vllm():
+    here = {name for name in READERS if name in ARCHITECTURES}
+    found = {name for name in here if not supports_pp(model_class(name))}
+    assert found == NO_STAGES & here
 
 
 class Backend:

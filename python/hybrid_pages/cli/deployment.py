@@ -48,6 +48,24 @@ def plan(
         int,
         typer.Option(parser=read(whole(1024)), metavar="N", help="--tensor-parallel-size."),
     ] = 1,
+    pp: Annotated[
+        int,
+        typer.Option(
+            "--pp",
+            "--pipeline-parallel-size",
+            parser=read(whole(1024)),
+            metavar="N",
+            help="--pipeline-parallel-size. VLLM_PP_LAYER_PARTITION counts as in vLLM.",
+        ),
+    ] = 1,
+    nodes: Annotated[
+        int,
+        typer.Option(
+            parser=read(whole(1024)),
+            metavar="N",
+            help="Nodes over which the ranks of an engine core are spread (--nnodes).",
+        ),
+    ] = 1,
     dtype: Annotated[str, _one_of(["auto", "bfloat16", "float16", "float32"], "--dtype.")] = "auto",
     kv_dtype: Annotated[str, _one_of(list(KV_DTYPES), "--kv-cache-dtype.")] = "auto",
     ssm_dtype: Annotated[str, _one_of(list(SSM_DTYPES), "--mamba-ssm-cache-dtype.")] = "auto",

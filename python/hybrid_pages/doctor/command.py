@@ -19,8 +19,9 @@ from hybrid_pages.checks.steps import least_batched_tokens
 from hybrid_pages.doctor.serve_arguments import Command
 from hybrid_pages.models.blocks import CachePlan, plan
 from hybrid_pages.models.choices import Choices
-from hybrid_pages.models.config import Config, ModelError, find
-from hybrid_pages.models.families import layers_of
+from hybrid_pages.models.config import Config, ModelError, RanksError, find
+from hybrid_pages.models.families import layers_of, stages_of
+from hybrid_pages.models.stages import PARTITION
 from hybrid_pages.vllm.config.settings import Settings
 from hybrid_pages.vllm.config.speculation import MOST_DRAFTS, WITH_LAYERS, WITHOUT_LAYERS
 
@@ -53,7 +54,7 @@ def examine(command: Command, vllm: str | None) -> tuple[list[Finding], list[str
     found = list(_refused(command))
     if vllm is not None:
         found.append(Finding("version", "start", vllm, "install one of the versions named"))
-    planned = _planned(command, skipped)
+    planned = _planned(command, found, skipped)
     ours, settings = command.ours(), None
     if ours is None:
         what = "no --kv-transfer-config"
@@ -245,12 +246,9 @@ def _retention(command: Command) -> int | None:
     return command.number(name, 0, least=0)
 
 
-def _planned(command: Command, skipped: list[str]) -> CachePlan | None:
+def _planned(command: Command, found: list[Finding], skipped: list[str]) -> CachePlan | None:
     if command.model is None:
         skipped.append("the size of a block: no model is named")
-        return None
-    if (command.number("decode-context-parallel-size") or 1) > 1:
-        skipped.append("the size of a block: not known here where ranks divide a context")
         return None
     choices = Choices(
         ranks=_ranks(command),
@@ -259,6 +257,8 @@ def _planned(command: Command, skipped: list[str]) -> CachePlan | None:
         conv_dtype=command.text("mamba-cache-dtype", "auto"),
         ssm_dtype=command.text("mamba-ssm-cache-dtype", "auto"),
         drafts=command.drafts(),
+        stages=command.number("pipeline-parallel-size") or 1,
+        partition=command.environment.get(PARTITION, os.environ.get(PARTITION)),
     )
     try:
         config = Config.read(find(command.model, command.text("revision", "main")))
@@ -266,7 +266,11 @@ def _planned(command: Command, skipped: list[str]) -> CachePlan | None:
             layers_of(config, choices),
             ranks=choices.ranks,
             block_size=command.number("block-size"),
+            stages=stages_of(config, choices),
+            context=command.number("decode-context-parallel-size") or 1,
         )
+    except RanksError as error:
+        found.append(Finding("ranks", "start", str(error), "use another number of ranks"))
     except ModelError as error:
         skipped.append(f"the size of a block: {error}")
     except KeyError as error:

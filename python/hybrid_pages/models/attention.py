@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from hybrid_pages.models.choices import Choices
 from hybrid_pages.models.config import Config
-from hybrid_pages.models.layers import Attention, Layer
+from hybrid_pages.models.layers import Attention, PerLayer
 
 _HEAD_DIM = -1
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -73,7 +73,7 @@ def latent(config: Config, choices: Choices) -> Attention:
     )
 
 
-def _plain(config: Config, choices: Choices) -> list[Layer]:
+def _plain(config: Config, choices: Choices) -> PerLayer:
     """Models of full attention only."""
     windowed = config.get("sliding_window") and config.get("use_sliding_window", True)
     if windowed or _SLIDING in (config.names("layer_types") or ()):
@@ -81,22 +81,22 @@ def _plain(config: Config, choices: Choices) -> list[Layer]:
             "found sliding windows, whose layers are not known here for this family; take them "
             "from vLLM's log"
         )
-    return [full(config, choices)] * config.number("num_hidden_layers")
+    return [[full(config, choices)]] * config.number("num_hidden_layers")
 
 
-def _deepseek(config: Config, choices: Choices) -> list[Layer]:
+def _deepseek(config: Config, choices: Choices) -> PerLayer:
     """``deepseek_v2.py``, without a sparse indexer."""
     if config.get("index_topk"):
         raise config.error(
             "found a sparse indexer (index_topk), whose cache is not known here; take sizes from "
             "vLLM's log"
         )
-    return [latent(config, choices)] * config.number("num_hidden_layers")
+    return [[latent(config, choices)]] * config.number("num_hidden_layers")
 
 
 def _windows(
     pattern: int | None = None, *, more: int = 0, head_dim: bool = True
-) -> Callable[[Config, Choices], list[Layer]]:
+) -> Callable[[Config, Choices], PerLayer]:
     """Sliding windows beside full attention, by ``layer_types``.
 
     Args:
@@ -106,7 +106,7 @@ def _windows(
         head_dim: whether the configuration may set the width of a head.
     """
 
-    def read(config: Config, choices: Choices) -> list[Layer]:
+    def read(config: Config, choices: Choices) -> PerLayer:
         kinds = config.names("layer_types")
         count = config.number("num_hidden_layers")
         if kinds is None:
@@ -122,23 +122,24 @@ def _windows(
         width = _HEAD_DIM if head_dim else None
         wide = full(config, choices, width=width)
         if _SLIDING not in kinds:
-            return [wide] * count
+            return [[wide]] * count
         window = config.number("sliding_window")
         narrow = full(config, choices, width=width, window=window + more)
-        shared = config.amount("num_kv_shared_layers", 0)
-        return [narrow if kind == _SLIDING else wide for kind in kinds[: count - shared]]
+        shared = min(count, config.amount("num_kv_shared_layers", 0))
+        own: PerLayer = [[narrow if kind == _SLIDING else wide] for kind in kinds[: count - shared]]
+        return [*own, *([] for _ in range(shared))]
 
     return read
 
 
-def _gpt_oss(config: Config, choices: Choices) -> list[Layer]:
+def _gpt_oss(config: Config, choices: Choices) -> PerLayer:
     """``gpt_oss.py``: a window in every other layer, whatever ``layer_types`` says."""
     wide = full(config, choices)
     narrow = full(config, choices, window=config.number("sliding_window"))
-    return [wide if layer % 2 else narrow for layer in range(config.number("num_hidden_layers"))]
+    return [[wide if layer % 2 else narrow] for layer in range(config.number("num_hidden_layers"))]
 
 
-def _gemma4(config: Config, choices: Choices) -> list[Layer]:
+def _gemma4(config: Config, choices: Choices) -> PerLayer:
     """``gemma4.py``: full attention with heads of another width, and pages that several layers
     share (the last ``num_kv_shared_layers`` have none)."""
     count = config.number("num_hidden_layers")
@@ -156,25 +157,25 @@ def _gemma4(config: Config, choices: Choices) -> list[Layer]:
     wide = {"head_dim": config.number("global_head_dim")}
     if config.get("attention_k_eq_v", False) and config.get("num_global_key_value_heads"):
         wide["num_key_value_heads"] = config.number("num_global_key_value_heads")
-    found: list[Layer] = []
-    for layer, kind in enumerate(kinds[: count - config.amount("num_kv_shared_layers", 0)]):
+    found: PerLayer = []
+    shared = min(count, config.amount("num_kv_shared_layers", 0))
+    for layer, kind in enumerate(kinds[: count - shared]):
         by_kind = wide if kind == _FULL else {}
         here = by_kind if own is None else own.get(str(layer), {})
-        found.append(
-            full(
-                config,
-                choices,
-                heads=here.get("num_key_value_heads", heads),
-                width=here.get("head_dim", width),
-                window=config.number("sliding_window") if kind == _SLIDING else None,
-            )
+        own_pages = full(
+            config,
+            choices,
+            heads=here.get("num_key_value_heads", heads),
+            width=here.get("head_dim", width),
+            window=config.number("sliding_window") if kind == _SLIDING else None,
         )
-    return found
+        found.append([own_pages])
+    return [*found, *([] for _ in range(shared))]
 
 
 _gemma3, _gemma3n, _listed = _windows(6), _windows(5), _windows()
 
-ATTENTION: Mapping[str, Callable[[Config, Choices], list[Layer]]] = {
+ATTENTION: Mapping[str, Callable[[Config, Choices], PerLayer]] = {
     "AfmoeForCausalLM": _listed,
     "ApertusForCausalLM": _listed,
     "Cohere2ForCausalLM": _windows(4, more=1, head_dim=False),

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from hybrid_pages.models.config import ModelError
+from hybrid_pages.models.config import ModelError, RanksError
 from hybrid_pages.models.layers import Attention, Layer, RecurrentState
 
 DEFAULT_BLOCK = {"cuda": 16, "cpu": 128}
@@ -26,9 +26,9 @@ _EXPORT_TOKENS = {"always": 1, "flashinfer": 64, "flashkda": 16}
 (``get_prefill_checkpoint_alignment``)."""
 _CPU_LATENT = 16
 
-WholeBlocksOnly = Literal["no_states", "drafts", "narrow_window"]
+WholeBlocksOnly = Literal["no_states", "drafts", "context", "narrow_window"]
 """Why requests resume at multiples of N alone: the model has no recurrent layers, the engine
-guesses tokens, or a sliding window is narrower than a block."""
+guesses tokens, ranks divide a context, or a sliding window is narrower than a block."""
 
 KERNEL_TOKENS = {"cuda": 16, "cpu": 32}
 """Blocks of attention kernels are multiples of this many tokens, by device
@@ -44,6 +44,11 @@ class LayerGroup:
     """The tokens of an engine block."""
     block_bytes: int
     """The size of an engine block in one layer on one rank, padding included."""
+    places: tuple[Layer, ...]
+    """What each rank's part of an entry has room for: of layers of each size, as many as the
+    pipeline stage that has the most of them (``hybrid_pages/vllm/layout/stages.py``)."""
+    context: int = 1
+    """How many ranks keep the tokens of an engine block in turn."""
 
     @property
     def is_recurrent(self) -> bool:
@@ -67,16 +72,23 @@ class LayerGroup:
         return max(1, per_block - unseen)
 
     def entry_bytes(self, n: int) -> int:
-        """The size of an entry of n tokens on one rank, without padding."""
-        tokens = self.entry_blocks(n) * self.block_tokens
-        return sum(
-            layer.nbytes if isinstance(layer, RecurrentState) else tokens * layer.token_bytes
-            for layer in self.layers
-        )
+        """The size of an entry of n tokens on one rank, without the engine's padding."""
+        return self._bytes_of(self.places, n)
+
+    def layer_bytes(self, n: int) -> int:
+        """The size of an entry of n tokens in all layers, each on one rank, without padding."""
+        return self._bytes_of(self.layers, n)
 
     def padding_bytes(self, n: int) -> int:
-        """The unused bytes in the engine blocks of an entry of n tokens, on one rank."""
-        return self.entry_blocks(n) * self.block_bytes * len(self.layers) - self.entry_bytes(n)
+        """The unused bytes in the engine blocks of an entry of n tokens, each layer on one rank."""
+        return self.entry_blocks(n) * self.block_bytes * len(self.layers) - self.layer_bytes(n)
+
+    def _bytes_of(self, layers: Iterable[Layer], n: int) -> int:
+        tokens = self.entry_blocks(n) * self.block_tokens // self.context
+        return sum(
+            layer.nbytes if isinstance(layer, RecurrentState) else tokens * layer.token_bytes
+            for layer in layers
+        )
 
 
 @dataclass(frozen=True)
@@ -86,20 +98,40 @@ class CachePlan:
     layers: tuple[Layer, ...]
     groups: tuple[LayerGroup, ...]
     ranks: int
+    """The tensor ranks of each pipeline stage."""
     block_tokens: int
     """N, the tokens of a page, and between checkpoints."""
     exports: bool
     """Whether the kernels export states from inside a step."""
     alternative: tuple[int, str] | None = field(default=None)
     """N with other kernels, where vLLM has a choice, and the name of those."""
+    stages: int = 1
+    """The pipeline stages."""
+    context: int = 1
+    """How many tensor ranks divide a context."""
 
-    def bytes_of(self, *, recurrent: bool) -> int:
-        """The size of a checkpoint or of a page on all ranks together, without padding."""
-        return self.ranks * sum(
+    def rank_bytes(self, *, recurrent: bool) -> int:
+        """The size of a rank's part of a checkpoint or of a page, without the engine's padding."""
+        return sum(
             group.entry_bytes(self.block_tokens)
             for group in self.groups
             if group.is_recurrent == recurrent
         )
+
+    def bytes_of(self, *, recurrent: bool) -> int:
+        """The size of a checkpoint or of a page on all ranks of all stages together, without the
+        engine's padding."""
+        return self.stages * self.ranks * self.rank_bytes(recurrent=recurrent)
+
+    def zero_bytes(self, *, recurrent: bool) -> int:
+        """The zeros in a checkpoint or in a page: the places of layers that only other stages
+        have."""
+        own = sum(
+            group.layer_bytes(self.block_tokens)
+            for group in self.groups
+            if group.is_recurrent == recurrent
+        )
+        return self.bytes_of(recurrent=recurrent) - self.ranks * own
 
     @property
     def page_bytes(self) -> int:
@@ -121,9 +153,8 @@ class CachePlan:
     @property
     def bytes_per_token(self) -> int:
         """The size of one token's keys and values in all layers on all ranks, windows included."""
-        return self.ranks * sum(
-            layer.token_bytes for layer in self.layers if isinstance(layer, Attention)
-        )
+        found = sum(layer.token_bytes for layer in self.layers if isinstance(layer, Attention))
+        return self.ranks * found // self.context
 
     def whole_blocks_only(self, drafts: int = 0) -> WholeBlocksOnly | None:
         """Why requests resume at multiples of N alone; None if also where earlier ones ended.
@@ -138,6 +169,8 @@ class CachePlan:
             return "no_states"
         if drafts:
             return "drafts"
+        if self.context > 1:
+            return "context"
         windows = (group for group in self.groups if group.window is not None)
         if any(group.entry_blocks(n) < n // group.block_tokens for group in windows):
             return "narrow_window"
@@ -160,7 +193,7 @@ class CachePlan:
                 seen = blocks
                 if group.window is not None:
                     seen = min(blocks, max(1, -(-(group.window - 1) // n)))
-                total += self.ranks * (seen + tails) * group.entry_bytes(n)
+                total += self.stages * self.ranks * (seen + tails) * group.entry_bytes(n)
         return total
 
 
@@ -171,32 +204,51 @@ def plan(
     device: str = "cuda",
     block_size: int | None = None,
     exports: bool = False,
+    stages: Sequence[int] | None = None,
+    context: int = 1,
 ) -> CachePlan:
     """The blocks that vLLM makes of a model's layers.
 
     Args:
-        layers: on one rank.
-        ranks: number of tensor-parallel ranks.
+        layers: of all pipeline stages, each on one rank.
+        ranks: number of tensor-parallel ranks in each stage.
         device: ``cuda`` or ``cpu``.
         block_size: ``--block-size``; None for the default.
         exports: where there is a choice, whether kernels are used that export states from inside a
             step (FlashInfer's and FlashKDA's).
+        stages: how many of the layers are in each pipeline stage, in order; None for one stage.
+        context: how many ranks divide a context (``--decode-context-parallel-size``).
 
     Raises:
+        RanksError: ranks would divide the context of a sliding window.
         ModelError: no attention layer, or blocks that vLLM cannot make.
     """
-    found = _plan(layers, ranks, device, block_size, exports)
+
+    counts = stages or (len(layers),)
+    places = [stage for stage, count in enumerate(counts) for _ in range(count)]
+
+    def made(exports: bool) -> CachePlan:
+        found = _plan(layers, places, ranks, device, block_size, exports)
+        found = replace(found, stages=len(counts))
+        return _divided(found, context) if context > 1 else found
+
+    found = made(exports)
     exported = {layer.export for layer in layers if isinstance(layer, RecurrentState)}
     names = {"flashinfer": "FlashInfer", "flashkda": "FlashKDA"}
     other = next((names[kind] for kind in sorted(exported) if kind in names), None)
     if other is None:
         return found
-    n = _plan(layers, ranks, device, block_size, not exports).block_tokens
+    n = made(not exports).block_tokens
     return replace(found, alternative=(n, "other kernels" if exports else other))
 
 
 def _plan(
-    layers: Sequence[Layer], ranks: int, device: str, block_size: int | None, exports: bool
+    layers: Sequence[Layer],
+    stages: Sequence[int],
+    ranks: int,
+    device: str,
+    block_size: int | None,
+    exports: bool,
 ) -> CachePlan:
     attention = [layer for layer in layers if isinstance(layer, Attention)]
     states = [layer for layer in layers if isinstance(layer, RecurrentState)]
@@ -218,7 +270,11 @@ def _plan(
         wanted = kernel * -(-step * -(-largest // (step * token)) // kernel)
         block = max(block, wanted)
         padded = block * token
-    groups = _groups([_spec(layer, block, kernel, padded) for layer in layers])
+    specs = [
+        replace(_spec(layer, block, kernel, padded), stage=stage)
+        for layer, stage in zip(layers, stages, strict=True)
+    ]
+    groups = _groups(specs)
     return CachePlan(
         layers=tuple(layers),
         groups=groups,
@@ -228,6 +284,24 @@ def _plan(
     )
 
 
+def _divided(found: CachePlan, context: int) -> CachePlan:
+    """A plan in which ranks keep the tokens of each page in turn, and each keeps whole states
+    (``resolve_dcp_kv_block_size`` of ``vllm/v1/core/kv_cache_utils.py``)."""
+    if any(group.window is not None for group in found.groups):
+        raise RanksError(
+            f"--decode-context-parallel-size: expected 1 for a model with sliding windows, found "
+            f"{context}"
+        )
+    groups = tuple(
+        group
+        if group.is_recurrent
+        else replace(group, block_tokens=group.block_tokens * context, context=context)
+        for group in found.groups
+    )
+    n = math.lcm(*(group.block_tokens for group in groups))
+    return replace(found, groups=groups, block_tokens=n, context=context)
+
+
 @dataclass(frozen=True)
 class _Spec:
     """vLLM's ``KVCacheSpec`` of a layer."""
@@ -235,6 +309,8 @@ class _Spec:
     layer: Layer
     block_tokens: int
     page_bytes: int
+    stage: int = 0
+    """The pipeline stage that the layer is in."""
 
 
 def _spec(layer: Layer, block: int, kernel: int, padded: int | None) -> _Spec:
@@ -269,7 +345,21 @@ def _group(specs: Sequence[_Spec]) -> LayerGroup:
         tuple(spec.layer for spec in specs),
         specs[0].block_tokens,
         max(spec.page_bytes for spec in specs),
+        _places(specs),
     )
+
+
+def _places(specs: Sequence[_Spec]) -> tuple[Layer, ...]:
+    """Of layers of each size, as many as the stage that has the most of them."""
+    most: dict[int, list[Layer]] = {}
+    by_stage: dict[tuple[int, int], list[Layer]] = {}
+    for spec in specs:
+        layer = spec.layer
+        size = layer.nbytes if isinstance(layer, RecurrentState) else layer.token_bytes
+        here = by_stage.setdefault((spec.stage, size), [])
+        here.append(layer)
+        most[size] = max(most.get(size, here), here, key=len)
+    return tuple(layer for layers in most.values() for layer in layers)
 
 
 def _is_one_type(specs: Iterable[_Spec]) -> bool:

@@ -33,6 +33,10 @@ class Choices:
     type of the convolution's state."""
     drafts: int = 0
     """Draft tokens per step. The state of a convolution has one more column for each."""
+    stages: int = 1
+    """The number of pipeline stages."""
+    partition: str | None = None
+    """The layers of each stage, as ``VLLM_PP_LAYER_PARTITION`` names them; None if it does not."""
 
     def model_dtype(self, config: Config) -> str:
         """The dtype that the model is computed in.

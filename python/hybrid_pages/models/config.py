@@ -21,6 +21,10 @@ class ModelError(HybridPagesError, ValueError):
     """A model's configuration cannot be read, or the model is not known here."""
 
 
+class RanksError(ModelError):
+    """Pipeline stages or context ranks with which vLLM does not start a model."""
+
+
 def find(model: str, revision: str = "main") -> Path:
     """Finds the configuration file of a model on this machine.
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from hybrid_pages.models.attention import ATTENTION
 from hybrid_pages.models.choices import Choices
-from hybrid_pages.models.config import Config
-from hybrid_pages.models.layers import Layer, divided
+from hybrid_pages.models.config import Config, RanksError
+from hybrid_pages.models.layers import Layer, PerLayer, divided
 from hybrid_pages.models.recurrent import RECURRENT
+from hybrid_pages.models.stages import split
 
 READERS = {**RECURRENT, **ATTENTION}
 """The function that reads a configuration, by vLLM's name of the model class."""
@@ -163,6 +164,21 @@ _BY_TYPE = {
 }
 """vLLM's name of the model class by ``model_type``, for files that name no architecture."""
 
+NO_STAGES = frozenset(
+    {
+        "AliceAIForCausalLM",
+        "ColBERTLfm2Model",
+        "Gemma3nForCausalLM",
+        "Gemma3nForConditionalGeneration",
+        "NemotronH_Nano_Omni_Reasoning_V3",
+        "NemotronH_Nano_VL_V2",
+        "NemotronH_Omni_Reasoning_V3",
+        "NemotronH_Super_Omni_Reasoning_V3",
+        "Zamba2ForCausalLM",
+    }
+)
+"""The families that vLLM runs without pipeline stages only, by its name of the model class
+(``supports_pp`` of ``vllm/model_executor/models/interfaces.py``)."""
 
 _MOST_LAYERS = 10_000
 
@@ -176,7 +192,36 @@ def layers_of(config: Config, choices: Choices) -> list[Layer]:
         ModelError: an unknown family, a configuration that lacks a value, or heads that cannot be
             divided among the ranks (``config/model.py: verify_with_parallel_config``).
     """
-    name = config.architecture or _BY_TYPE.get(config.text("model_type", ""), "")
+    return [layer for kept in _per_layer(config, choices) for layer in kept]
+
+
+def stages_of(config: Config, choices: Choices) -> list[int]:
+    """How many of the layers of :func:`layers_of` are in each pipeline stage.
+
+    Raises:
+        RanksError: layers that cannot be divided among the stages, or a family that vLLM runs
+            without stages only.
+        ModelError: as :func:`layers_of` does.
+    """
+    if choices.stages > 1 and _class_of(config) in NO_STAGES:
+        raise RanksError(
+            f"{config.file} ({config.name}): --pipeline-parallel-size: expected 1, found "
+            f"{choices.stages}: vLLM runs this family without pipeline stages only"
+        )
+    kept = [len(each) for each in _per_layer(config, choices)]
+    found, first = [], 0
+    for count in split(len(kept), choices.stages, choices.partition):
+        found.append(sum(kept[first : first + count]))
+        first += count
+    return found
+
+
+def _class_of(config: Config) -> str:
+    return config.architecture or _BY_TYPE.get(config.text("model_type", ""), "")
+
+
+def _per_layer(config: Config, choices: Choices) -> PerLayer:
+    name = _class_of(config)
     if name in REFUSED:
         raise config.error(f"{name}: {REFUSED[name]}")
     reader = READERS.get(name)

@@ -64,6 +64,9 @@ class RecurrentState:
 
 
 Layer = Attention | RecurrentState
+PerLayer = list[list[Layer]]
+"""What each layer of a model keeps, in order: nothing (as one of experts, or one that shares
+another's pages), keys and values, a state, or both."""
 
 
 def divided(what: str, number: int, ranks: int) -> int:

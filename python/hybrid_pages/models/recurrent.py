@@ -14,9 +14,9 @@ from hybrid_pages.models import layers
 from hybrid_pages.models.attention import full, latent
 from hybrid_pages.models.choices import Choices
 from hybrid_pages.models.config import Config
-from hybrid_pages.models.layers import Layer, RecurrentState
+from hybrid_pages.models.layers import Layer, PerLayer, RecurrentState
 
-Reader = Callable[[Config, Choices], list[Layer]]
+Reader = Callable[[Config, Choices], PerLayer]
 
 _RECURRENT = {"linear_attention", "mamba", "conv", "recurrent"}
 _FULL = {"full_attention", "attention"}
@@ -30,8 +30,8 @@ def mixed(
     kinds: list[str],
     state: Callable[[], RecurrentState],
     attention: Callable[[], Layer],
-) -> list[Layer]:
-    """The layers of a model.
+) -> PerLayer:
+    """What each layer of a model keeps.
 
     kinds: the kind of each layer, from the configuration. state, attention: make a layer of that
     kind.
@@ -48,12 +48,11 @@ def mixed(
             f"layers of an unknown kind: {', '.join(unknown)}; known are "
             f"{', '.join(sorted(_RECURRENT | _FULL | _BOTH | _NEITHER))}"
         )
-    found: list[Layer] = []
+    found: PerLayer = []
     for kind in kinds:
-        if kind in _RECURRENT | _BOTH:
-            found.append(state())
+        found.append([state()] if kind in _RECURRENT | _BOTH else [])
         if kind in _FULL | _BOTH:
-            found.append(attention())
+            found[-1].append(attention())
     return found
 
 
@@ -81,7 +80,7 @@ def _delta_net(ssm_field: str | None) -> Reader:
     """Gated DeltaNet with full attention. ssm_field: names the type of states, where vLLM looks
     (``models/config.py: Qwen3_5ForConditionalGenerationConfig``)."""
 
-    def read(config: Config, choices: Choices) -> list[Layer]:
+    def read(config: Config, choices: Choices) -> PerLayer:
         interval = config.number("full_attention_interval", 4)
         auto = None if ssm_field is None else config.get(ssm_field)
         return mixed(
@@ -103,7 +102,7 @@ def _delta_net(ssm_field: str | None) -> Reader:
     return read
 
 
-def _olmo_hybrid(config: Config, choices: Choices) -> list[Layer]:
+def _olmo_hybrid(config: Config, choices: Choices) -> PerLayer:
     """``olmo_hybrid.py``: Gated DeltaNet, whose sizes follow from the attention's by default."""
     heads = config.number("linear_num_key_heads", config.number("num_attention_heads"))
     width = config.number("linear_key_head_dim", config.number("hidden_size") * 3 // (4 * heads))
@@ -124,7 +123,7 @@ def _olmo_hybrid(config: Config, choices: Choices) -> list[Layer]:
     )
 
 
-def _alice_ai(config: Config, choices: Choices) -> list[Layer]:
+def _alice_ai(config: Config, choices: Choices) -> PerLayer:
     """``alice_ai.py``: Kimi Delta Attention with full attention; states are float32 whatever
     ``--mamba-ssm-cache-dtype`` says."""
     return mixed(
@@ -142,7 +141,7 @@ def _alice_ai(config: Config, choices: Choices) -> list[Layer]:
     )
 
 
-def _kimi(config: Config, choices: Choices) -> list[Layer]:
+def _kimi(config: Config, choices: Choices) -> PerLayer:
     """``kimi_k3/nvidia/model.py``: layers are counted from 1."""
     own = config.inner("linear_attn_config")
     recurrent = own.get("kda_layers")
@@ -166,7 +165,7 @@ def _kimi(config: Config, choices: Choices) -> list[Layer]:
     )
 
 
-def _bailing_v3(config: Config, choices: Choices) -> list[Layer]:
+def _bailing_v3(config: Config, choices: Choices) -> PerLayer:
     """``bailing_moe_v3.py``: Kimi Delta Attention with latent attention; float32 states."""
     size, count = config.number("layer_group_size"), config.number("num_hidden_layers")
     return mixed(
@@ -189,7 +188,7 @@ def _bailing_v3(config: Config, choices: Choices) -> list[Layer]:
     )
 
 
-def _bailing_v25(config: Config, choices: Choices) -> list[Layer]:
+def _bailing_v25(config: Config, choices: Choices) -> PerLayer:
     """``bailing_moe_linear.py``: lightning attention with latent attention (Ring 2.5)."""
     heads = config.number("num_attention_heads")
     return mixed(
@@ -205,7 +204,7 @@ def _bailing_v25(config: Config, choices: Choices) -> list[Layer]:
     )
 
 
-def _granite(config: Config, choices: Choices) -> list[Layer]:
+def _granite(config: Config, choices: Choices) -> PerLayer:
     """``granitemoehybrid.py``."""
     return mixed(
         config,
@@ -215,7 +214,7 @@ def _granite(config: Config, choices: Choices) -> list[Layer]:
     )
 
 
-def _falcon_h1(config: Config, choices: Choices) -> list[Layer]:
+def _falcon_h1(config: Config, choices: Choices) -> PerLayer:
     """``falcon_h1.py``: Mamba-2 and full attention in each layer."""
     return mixed(
         config,
@@ -243,7 +242,7 @@ def _mamba2(config: Config, choices: Choices, inner: int | None = None) -> Recur
     )
 
 
-def _zamba2(config: Config, choices: Choices) -> list[Layer]:
+def _zamba2(config: Config, choices: Choices) -> PerLayer:
     """``zamba2.py``: hybrid layers share the weights of their attention, not its pages."""
     heads, hidden = config.number("n_mamba_heads"), config.number("hidden_size")
     inner = config.number("mamba_expand") * hidden
@@ -270,18 +269,18 @@ def _zamba2(config: Config, choices: Choices) -> list[Layer]:
     )
 
 
-def _nemotron_h(config: Config, choices: Choices) -> list[Layer]:
+def _nemotron_h(config: Config, choices: Choices) -> PerLayer:
     """``nemotron_h.py``; states are float32 unless the configuration says otherwise
     (``models/config.py: NemotronHForCausalLMConfig``)."""
     return _nemotron(config, choices, config.get("mamba_ssm_cache_dtype", "float32"))
 
 
-def _nemotron_omni(config: Config, choices: Choices) -> list[Layer]:
+def _nemotron_omni(config: Config, choices: Choices) -> PerLayer:
     """``nano_nemotron_vl.py``, for whose names vLLM does not look up the type of states."""
     return _nemotron(config, choices, None)
 
 
-def _nemotron(config: Config, choices: Choices, auto: str | None) -> list[Layer]:
+def _nemotron(config: Config, choices: Choices, auto: str | None) -> PerLayer:
     pattern = config.text("hybrid_override_pattern", "")
     kinds = [_PATTERN.get(letter, letter) for letter in pattern] or kinds_of(
         config, "layers_block_type", "layer_types"
@@ -305,7 +304,7 @@ def _nemotron(config: Config, choices: Choices, auto: str | None) -> list[Layer]
     )
 
 
-def _jamba(config: Config, choices: Choices) -> list[Layer]:
+def _jamba(config: Config, choices: Choices) -> PerLayer:
     """``jamba.py``: Mamba-1 with full attention."""
     period, offset = config.number("attn_layer_period"), config.amount("attn_layer_offset")
     return mixed(
@@ -330,7 +329,7 @@ def _lfm2(width_field: str) -> Reader:
     """``lfm2.py``, ``lfm2_moe.py``, ``lfm2_vl.py``. width_field: names the width of the
     convolution."""
 
-    def read(config: Config, choices: Choices) -> list[Layer]:
+    def read(config: Config, choices: Choices) -> PerLayer:
         kinds = config.names("layer_types")
         if kinds is None:
             full_ones = config.get("full_attn_idxs")

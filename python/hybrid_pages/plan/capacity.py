@@ -92,7 +92,7 @@ def full_attention_bytes(plan: CachePlan, tokens: int) -> int:
     mixers = len(plan.layers)
     if _both_in_each_layer(plan):
         mixers //= 2
-    return plan.ranks * mixers * widest * tokens
+    return plan.ranks * mixers * widest * tokens // plan.context
 
 
 def _both_in_each_layer(plan: CachePlan) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,9 +11,10 @@ from typing import Any
 from hybrid_pages.adapter.memory import GIB
 from hybrid_pages.models.blocks import CachePlan, plan
 from hybrid_pages.models.choices import Choices
-from hybrid_pages.models.config import Config
-from hybrid_pages.models.families import layers_of
+from hybrid_pages.models.config import Config, ModelError
+from hybrid_pages.models.families import layers_of, stages_of
 from hybrid_pages.models.layers import Attention, RecurrentState
+from hybrid_pages.models.stages import PARTITION
 from hybrid_pages.plan.capacity import (
     CONTEXTS,
     break_even,
@@ -32,8 +34,10 @@ def facts(config: Config, args: SimpleNamespace) -> dict[str, Any]:
     """The facts about a model.
 
     Raises:
-        ModelError: a family that is not known, or values with which vLLM would not start.
+        ModelError: a family that is not known, values with which vLLM would not start, or ones that
+            the connector rejects.
     """
+    _require_spread(args)
     choices = choices_of(args)
     found = _planned(config, choices, args)
     n, whole_blocks_only = found.block_tokens, found.whole_blocks_only(choices.drafts)
@@ -48,12 +52,15 @@ def facts(config: Config, args: SimpleNamespace) -> dict[str, Any]:
     ]
     modes = kept(found, args.conversation, args.turns, choices.drafts)
     budgets = {"host": args.host_gb, "disk": args.disk_gb}
-    pinned = int(_host_gb(args) * GIB) // args.tp if args.device == "cuda" else 0
+    workers = args.tp * args.pp
+    pinned = int(_host_gb(args) * GIB) // workers if args.device == "cuda" else 0
     return {
         "model": args.model,
         "file": config.file,
         "architecture": config.name,
         "tp": args.tp,
+        "pp": args.pp,
+        "nodes": args.nodes,
         "device": args.device,
         "drafts": choices.drafts,
         "dtype": choices.model_dtype(config),
@@ -73,6 +80,13 @@ def facts(config: Config, args: SimpleNamespace) -> dict[str, Any]:
         "page_bytes": found.page_bytes,
         "checkpoint_bytes": found.checkpoint_bytes,
         "checkpoint_padding_bytes": found.padding_bytes,
+        "stages": stages_of(config, choices),
+        "zero_bytes": {
+            "page": found.zero_bytes(recurrent=False),
+            "checkpoint": found.zero_bytes(recurrent=True),
+        },
+        "per_rank": _part(found, args, workers),
+        "per_node": _part(found, args, args.nodes),
         "states": _states(found),
         "settings": _settings(config, found, choices, pinned, args),
         "conversation": {"tokens": args.conversation, "turns": args.turns},
@@ -101,6 +115,38 @@ def facts(config: Config, args: SimpleNamespace) -> dict[str, Any]:
     }
 
 
+def _require_spread(args: SimpleNamespace) -> None:
+    """Rejects ranks that vLLM cannot spread, and what the connector rejects with stages or nodes.
+
+    Raises:
+        ModelError: names the option.
+    """
+    workers = args.tp * args.pp
+    if workers % args.nodes:
+        raise ModelError(
+            f"--nodes: expected a divisor of {workers} ranks (--tp {args.tp} x --pp {args.pp}), "
+            f"found {args.nodes}: each node has as many"
+        )
+    if args.pp > 1 and args.drafts:
+        raise ModelError(
+            f"--drafts: expected none with pipeline stages (--pp {args.pp}), found {args.drafts}"
+        )
+    if args.nodes > 1 and args.disk_gb is not None:
+        raise ModelError(
+            f"--disk-gb: expected none on {args.nodes} nodes, found {args.disk_gb:g}: a disk is "
+            "read and written by one process, which sees no memory of other nodes"
+        )
+
+
+def _part(found: CachePlan, args: SimpleNamespace, parts: int) -> dict[str, float]:
+    """One of the equal parts in which the ranks or the nodes hold everything."""
+    return {
+        "page_bytes": found.page_bytes // parts,
+        "checkpoint_bytes": found.checkpoint_bytes // parts,
+        "host_gib": _host_gb(args) / parts,
+    }
+
+
 def _host_gb(args: SimpleNamespace) -> float:
     return _DEFAULT_HOST_GB if args.host_gb is None else float(args.host_gb)
 
@@ -115,6 +161,8 @@ def choices_of(args: SimpleNamespace) -> Choices:
         # vllm/platforms/cpu.py, on processors with AVX-512 BF16.
         state_dtype="float32" if args.device == "cpu" else None,
         drafts=args.drafts or 0,
+        stages=args.pp,
+        partition=os.environ.get(PARTITION),
     )
 
 
@@ -125,6 +173,7 @@ def _planned(config: Config, choices: Choices, args: SimpleNamespace) -> CachePl
         device=args.device,
         block_size=args.block_size,
         exports=args.exports,
+        stages=stages_of(config, choices),
     )
 
 
@@ -177,7 +226,12 @@ def _settings(
         f'"host_gb": {host:g}',
         f"holds {dense_tokens(found, int(host * GIB)):,} tokens with a checkpoint at every "
         "boundary",
-        "host memory of the machine, for each engine core"
+        (
+            "host memory of the machine, for each engine core"
+            if args.nodes == 1
+            else f"host memory: {host / args.nodes:g} GiB of each of {args.nodes} nodes, for each "
+            "engine core"
+        )
         + (
             f", and of each GPU {tables} for page tables and 128 MiB to stage copies "
             "(`staging_mb`), beside vLLM's share"

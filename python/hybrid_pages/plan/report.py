@@ -15,6 +15,7 @@ _ANYWHERE = "at any token where an earlier prompt or answer ended, and at multip
 _WHOLE_BLOCKS = {
     "no_states": "no layer is recurrent",
     "drafts": "with drafts no state inside a block is kept",
+    "context": "ranks divide a context",
     "narrow_window": "a sliding window is narrower than a block",
 }
 """Where requests resume, and why nowhere else."""
@@ -30,11 +31,14 @@ def report(facts: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [
         Text(f"{facts['model']}: {facts['architecture']}", style="bold"),
         f"  {facts['file']}",
-        f"  {facts['dtype']}, tensor parallel {facts['tp']}, {facts['device']}",
+        f"  {facts['dtype']}, tensor parallel {facts['tp']}, "
+        + (f"pipeline parallel {facts['pp']}, " if facts["pp"] > 1 else "")
+        + facts["device"],
         "",
         _layers(facts),
         "",
         *_sizes(facts),
+        *_spread(facts),
         "",
         _settings(facts),
         "",
@@ -65,7 +69,8 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _layers(facts: dict[str, Any]) -> Table:
-    table = _table("Layers, on one rank", "kind", "layers", "<keeps")
+    title = "Layers, on one rank" if facts["pp"] == 1 else "Layers of all stages, each on one rank"
+    table = _table(title, "kind", "layers", "<keeps")
     for row in facts["layers"]:
         keeps = (
             f"{size(row['state_bytes'])} in each checkpoint"
@@ -111,6 +116,34 @@ def _sizes(facts: dict[str, Any]) -> list[str]:
             "says which it chose (--exports plans for it)"
         )
     return lines
+
+
+def _spread(facts: dict[str, Any]) -> list[str]:
+    """What each rank and each node has."""
+    lines, ranks = [], facts["tp"] * facts["pp"]
+    if facts["pp"] > 1:
+        lines.append(
+            f"Stages          {facts['pp']}, with "
+            f"{' + '.join(map(str, facts['stages']))} of these layers"
+        )
+        zeros = {name: nbytes for name, nbytes in facts["zero_bytes"].items() if nbytes}
+        for name, nbytes in zeros.items():
+            lines.append(
+                f"                {size(nbytes)} of a {name} are zeros: each rank has room for the "
+                "stage with the most layers of a group"
+            )
+    if ranks > 1:
+        lines.append(f"On each rank    {_held(facts['per_rank'])}: 1 of {ranks}")
+    if facts["nodes"] > 1:
+        lines.append(f"On each node    {_held(facts['per_node'])}: 1 of {facts['nodes']}")
+    return lines
+
+
+def _held(part: dict[str, float]) -> str:
+    found = [f"{size(part['page_bytes'])} of a page"]
+    if part["checkpoint_bytes"]:
+        found.append(f"{size(part['checkpoint_bytes'])} of a checkpoint")
+    return ", ".join([*found, f"{part['host_gib']:,.4g} GiB of host memory"])
 
 
 def _settings(facts: dict[str, Any]) -> Table:
