@@ -7,12 +7,12 @@ configuration does not tell where.
 
 import platform
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybrid_pages import __version__
+from hybrid_pages import __version__ as own_version
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.config.settings import Settings, SettingsError
 from hybrid_pages.vllm.config.support import UnsupportedError, reject
@@ -126,10 +126,10 @@ def no_tiers_below(found: str) -> str:
 
 def terms(settings: Settings) -> dict[str, str]:
     """What the scheduler half and all workers must have in common, with a name for errors."""
-    shared = (field.name for field in fields(settings) if field.name not in _NOT_COMPARED)
+    compared = (each for each in asdict(settings).items() if each[0] not in _NOT_COMPARED)
     return {
-        "hybrid-pages": __version__,
+        "hybrid-pages": own_version,
         "vllm": versions.installed(),
         "byte order": sys.byteorder,
-        **{name: repr(getattr(settings, name)) for name in shared},
+        **{name: repr(value) for name, value in compared},
     }

@@ -54,7 +54,7 @@ READS: dict[str, str] = {
         "use_ubatching world_size"
     ),
     "vllm.config.SchedulerConfig": (
-        "async_scheduling disable_hybrid_kv_cache_manager enable_chunked_prefill "
+        "disable_hybrid_kv_cache_manager enable_chunked_prefill "
         "long_prefill_token_threshold max_num_batched_tokens max_num_scheduled_tokens max_num_seqs"
     ),
     # The connector's registry and base class.
