@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from hybrid_pages.models.config import Config
+from hybrid_pages.models.config import Config, RanksError
 from hybrid_pages.plan.facts import facts
 from hybrid_pages.plan.report import size
 
@@ -85,7 +85,19 @@ def column(name: str) -> dict[str, str]:
         rows["with `--mamba-ssm-cache-dtype bfloat16`"] = (
             f"N = {smaller['block_tokens']:,}, checkpoints of {size(smaller['checkpoint_bytes'])}"
         )
+    rows["with [two pipeline stages](../vllm.md#pipeline-parallelism)"] = staged(name)
     return rows
+
+
+def staged(name: str) -> str:
+    """What two pipeline stages change."""
+    try:
+        plan = planned(name, pp=2)
+    except RanksError:
+        return "vLLM has none for this family"
+    zeros = [f"{size(nbytes)} of a {what}" for what, nbytes in plan["zero_bytes"].items() if nbytes]
+    layers = " + ".join(map(str, plan["stages"]))
+    return f"{layers} layers, {' and '.join(zeros) or 'no bytes'} are zeros"
 
 
 def table(names: list[str]) -> str:
