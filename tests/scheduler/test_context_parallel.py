@@ -56,6 +56,12 @@ def test_random_requests(
     engine.check_idle()
 
 
+def test_pages_divided_in_another_way_are_other_entries(start: StartEngine) -> None:
+    ways = [{}, {"ranks": 2}, TWO, {**TWO, "run": 4}]
+    found = {start(**way).half.connection.geometry.fingerprint for way in ways}
+    assert len(found) == len(ways)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_tokens_of_another_rank_are_noticed(rank: int, start: StartEngine) -> None:
     engine = start(**TWO)
