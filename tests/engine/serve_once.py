@@ -1,6 +1,8 @@
 """One engine in vLLM's default multi-process mode: cold, local hit, restored. Prints one JSON line.
 
-usage: serve_once.py MODEL TENSOR_RANKS[xSTAGES] LENGTH ...
+usage: serve_once.py MODEL TENSOR_RANKS[xSTAGES] LENGTH ... [forever]
+
+With `forever` it then restores the prompts and stores others until it is ended.
 """
 
 import json
@@ -21,7 +23,7 @@ class StageBuffers:
         )
 
 
-def main(model: str, ranks: int, stages: int, lengths: list[int]) -> None:
+def main(model: str, ranks: int, stages: int, lengths: list[int], forever: bool) -> None:
     llm = LLM(
         model=model,
         skip_tokenizer_init=True,
@@ -79,9 +81,15 @@ def main(model: str, ranks: int, stages: int, lengths: list[int]) -> None:
         for metric in llm.get_metrics()
         if "hybrid_pages" in metric.name and hasattr(metric, "value")
     }
-    print("FOUND " + json.dumps(found))
+    print("FOUND " + json.dumps(found), flush=True)
+    while forever:
+        llm.reset_prefix_cache()  # not while a store reads blocks
+        for prompt in prompts:
+            ask(prompt)
+            prompt[-1] = 3 + prompt[-1] % 500
 
 
 if __name__ == "__main__":
     ranks, _, stages = sys.argv[2].partition("x")
-    main(sys.argv[1], int(ranks), int(stages or 1), [int(length) for length in sys.argv[3:]])
+    lengths = [int(word) for word in sys.argv[3:] if word != "forever"]
+    main(sys.argv[1], int(ranks), int(stages or 1), lengths, sys.argv[-1] == "forever")

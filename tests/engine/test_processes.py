@@ -2,8 +2,11 @@
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,12 +18,14 @@ SCRIPT = Path(__file__).with_name("serve_once.py")
 LENGTHS = (500, 1536, 2700)
 
 
+ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+# With a /dev/shm of its own, of which it says in the end what is left there.
+APART = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+SHARED = 'mount -t tmpfs none /dev/shm && "$@"; echo "ENDED $? $(ls -A /dev/shm)"'
+
+
 def found(model: Path, ranks: str) -> dict:
-    environment = {
-        **os.environ,
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    }
+    environment = {**os.environ, **ENVIRONMENT}
     done = subprocess.run(
         [sys.executable, SCRIPT, model, ranks, *map(str, LENGTHS)],
         env=environment,
@@ -67,3 +72,50 @@ def test_what_other_processes_store_is_restored_up_to_the_last_token(model, name
     assert metrics["vllm:hybrid_pages_loaded_bytes:pages"] > 0
     assert metrics["vllm:hybrid_pages_stored_entries:checkpoints"] >= len(LENGTHS)
     assert not any("failures" in key for key in metrics)
+
+
+def worker_of(session: int, name: str) -> int:
+    """The process of a session that vLLM has given this name."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if name in path.read_text() and os.getsid(int(path.parent.name)) == session:
+                return int(path.parent.name)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    raise AssertionError(f"no process named {name}")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", [0, 1])
+def test_an_engine_ends_with_a_stage_that_is_killed(model, tmp_path, stage):
+    """Nothing waits for it, and nothing stays in shared memory."""
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*APART, SHARED, "sh", "true"], capture_output=True).returncode
+    ):
+        pytest.skip("namespaces: expected unshare to make them, found that it can't")
+    words = [sys.executable, SCRIPT, model("qwen3.5-tp2"), "1x2", *map(str, LENGTHS), "forever"]
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [*APART, SHARED, "sh", *map(str, words)],
+            env={**os.environ, **ENVIRONMENT},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        end = time.monotonic() + 300
+        while "FOUND " not in log.read_text() and process.poll() is None:
+            assert time.monotonic() < end, log.read_text()[-5000:]
+            time.sleep(0.2)
+        time.sleep(1.5)  # in the middle of loads and stores
+        assert process.poll() is None, log.read_text()[-5000:]
+        os.kill(worker_of(process.pid, f"Worker_PP{stage}"), signal.SIGKILL)
+        process.wait(120)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    text = log.read_text()
+    assert "EngineDeadError" in text, text[-5000:]
+    assert text.splitlines()[-1] == "ENDED 1 ", text[-1000:]
