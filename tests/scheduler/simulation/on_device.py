@@ -113,7 +113,7 @@ class DeviceMemory(Memory):
     def _view(self, name: str, key: int, blocks: torch.Tensor, form: Form | None) -> DeviceLayer:
         assert form is None, "states that verify drafts are not simulated on a device"
         shadow = self._shadow.as_strided(blocks.shape, blocks.stride(), blocks.storage_offset())
-        return DeviceLayer(name, key, blocks, shadow, form, self.compute, self)
+        return DeviceLayer(name, key, blocks, shadow, compute=self.compute, memory=self)
 
     def accept_loads(self, loading: Iterable[tuple[int, int]]) -> int:
         permitted: dict[int, list[int]] = {}
