@@ -62,6 +62,7 @@ def test_without_steering_nobody_gets_it(start: StartEngine) -> None:
     assert missing == {"align": 5 * 7 * N, "adaptive": 7 * N}
 
 
+@pytest.mark.usefixtures("seconds_apart")
 def test_a_fork_is_known_from_keys_when_its_pages_were_evicted(start: StartEngine) -> None:
     engine = start(batched_tokens=400, extra={"host_gb": 0.0001})
     shared = tokens(4 * N + 5)
@@ -78,7 +79,7 @@ def test_a_fork_is_known_from_keys_when_its_pages_were_evicted(start: StartEngin
     steered = after["steered_steps"] - before.get("steered_steps", 0)
     assert steered == 2, "at the boundary and, behind it, where the prompts part"
     assert after.get("missing_state_tokens", 0) == before.get("missing_state_tokens", 0), "no pages"
-    assert visit(engine, suffixed(shared, 2)) == 4 * N
+    assert visit(engine, suffixed(shared, 2)) == len(shared)
     engine.check_idle()
 
 
