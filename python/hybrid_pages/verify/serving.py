@@ -221,5 +221,7 @@ def _answer(said: Mapping[str, Any], told: Mapping[str, Any], base: str) -> Answ
 
 def _id(token: str) -> int:
     if not token.startswith(_TOKEN):
-        raise ValueError(f"a token without its id: {token[:40]!r}")
+        raise ServedModelError(
+            f"expected tokens by their ids, found {token[:40]!r}: does a proxy change answers?"
+        )
     return int(token.removeprefix(_TOKEN))
