@@ -10,9 +10,15 @@ import hybrid_pages
 from hybrid_pages import _core
 
 PACKAGE = Path(hybrid_pages.__file__).parent
-# Python's conventions want these: of a wrong type, of a value that Typer turns into usage, and
-# what ends a process.
-CONVENTIONS = {"TypeError", "BadParameter", "ArgumentTypeError", "KeyboardInterrupt"}
+# Conventions want these: of a wrong type, of a value that Typer turns into usage, what ends a
+# process, and what FastAPI turns into an answer.
+CONVENTIONS = {
+    "TypeError",
+    "BadParameter",
+    "ArgumentTypeError",
+    "KeyboardInterrupt",
+    "HTTPException",
+}
 CORE = {
     name
     for name, value in vars(_core).items()
