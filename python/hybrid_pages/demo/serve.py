@@ -23,6 +23,7 @@ from hybrid_pages.demo.chat import ensure_chat
 from hybrid_pages.demo.engine import ENVIRONMENT
 from hybrid_pages.demo.quiet import hushed, stage
 from hybrid_pages.demo.visits import lines
+from hybrid_pages.interrupts import interruptible
 
 HOST = "127.0.0.1"
 MODEL = "tiny-qwen3.5"
@@ -46,7 +47,7 @@ def run(args: SimpleNamespace) -> int:
         print(f"hybrid-pages serve: {error}", file=sys.stderr)
         return 2
     try:
-        with _interruptible():
+        with interruptible(*_ENDING):
             with stage("making a tiny Qwen3.5 that chats (once)"), hushed(verbose=args.verbose):
                 model = ensure_chat()
             with tempfile.TemporaryFile() as log, _started(args, model, log) as server:
@@ -89,21 +90,6 @@ def environment() -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
     return {**os.environ, **ENVIRONMENT, **more}
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Treats SIGTERM and a closed terminal like Ctrl-C."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in _ENDING}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

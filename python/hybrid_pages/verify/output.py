@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,8 @@ from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.verify.report import as_json, markdown, show
 
 _LEAST_COLUMNS = 120
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""What ends a command like Ctrl-C, so that no engine is left behind."""
 
 
 def check(args: SimpleNamespace) -> None:
@@ -61,18 +61,3 @@ def show_on_terminal(args: SimpleNamespace, found: Mapping[str, Any]) -> None:
         # A pipe or a log has no width.
         wide = console if console.is_terminal else Console(width=_LEAST_COLUMNS, highlight=False)
         show(found, wide)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Treats SIGTERM and a closed terminal like Ctrl-C: no engine is left behind."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in _ENDING}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

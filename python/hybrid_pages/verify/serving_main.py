@@ -21,6 +21,7 @@ from typing import Any
 import hybrid_pages
 from hybrid_pages import HybridPagesError
 from hybrid_pages.adapter.errors import SettingsError
+from hybrid_pages.interrupts import interruptible
 from hybrid_pages.scrape import base_of, version_of
 from hybrid_pages.served import ServedModel, ServedModelError
 from hybrid_pages.text import size
@@ -52,7 +53,7 @@ def run(args: SimpleNamespace) -> int:
         if args.metrics is not None:
             output.require_writable("--metrics", args.metrics.absolute())
         given = None if args.prompts is None else prompts.read(args.prompts)
-        with output.interruptible(), _alone(url):
+        with interruptible(*output.ENDING), _alone(url):
             found, status = _verified(args, given)
             _write_metrics(args, url, status, found)
     except KeyboardInterrupt:
