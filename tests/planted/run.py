@@ -20,7 +20,9 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from faults import FAULTS, Fault, file_of
+from fault import Fault, file_of
+
+from faults import FAULTS
 
 ROOT = Path(__file__).parents[2]
 SCRATCH = ROOT / ".cache" / "planted"

@@ -43,7 +43,9 @@ def run(tests: Sequence[str], log: str) -> int:
 
 def main() -> None:
     (suite,) = sys.argv[1:]
-    from faults import FAULTS, file_of
+    from fault import file_of
+
+    from faults import FAULTS
 
     names = json.load(sys.stdin)
     runpy.run_path(str(ENVIRONMENT))

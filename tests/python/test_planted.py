@@ -12,7 +12,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "planted"))
 
-from faults import FAULTS, Fault, file_of  # noqa: E402
+from fault import Fault, file_of  # noqa: E402
+
+from faults import FAULTS  # noqa: E402
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.slug)
