@@ -9,79 +9,19 @@
 //! most, which asks for it all the time. Calls during which that thread had no processor don't count. Each figure is the
 //! median of up to 25 calls; other work on the cores adds to it.
 
+#[path = "null_tier.rs"]
+mod null_tier;
+
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use hybrid_pages::cache::{Arrival, Cache, CacheConfig, ClassConfig, RestoreProgress};
-use hybrid_pages::ids::{ClassKind, EntryKey, NamespaceId, PrefixKey, SlotId};
-use hybrid_pages::policy::{self, Hints, NewEntry};
-use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room, Tier};
+use hybrid_pages::ids::{ClassKind, NamespaceId, PrefixKey};
+use hybrid_pages::policy::{self, Hints};
+use hybrid_pages::tier::Room;
+use null_tier::{Kind, Null};
 
 const MORE: usize = 256;
-
-#[derive(Clone, Copy)]
-enum Kind {
-    Host,
-    Disk,
-    Waits,
-    Asks,
-}
-
-struct Null {
-    room: Room,
-    kind: Kind,
-    ended: Vec<CopyId>,
-}
-
-impl Tier for Null {
-    fn name(&self) -> &str {
-        "null"
-    }
-    fn room(&self) -> &Room {
-        &self.room
-    }
-    fn room_mut(&mut self) -> &mut Room {
-        &mut self.room
-    }
-}
-
-impl Below for Null {
-    fn queue_slots(&self) -> u64 {
-        u64::MAX / 2
-    }
-    fn is_shared(&self) -> bool {
-        matches!(self.kind, Kind::Waits | Kind::Asks)
-    }
-    fn waits_for_proof(&self) -> bool {
-        matches!(self.kind, Kind::Waits)
-    }
-    fn accepts(&mut self, entry: &NewEntry) -> bool {
-        !matches!(self.kind, Kind::Waits) || entry.proven
-    }
-    fn write(&mut self, copy: CopyId, _: &EntryKey, _: &[SlotId], _: &[u64]) {
-        self.ended.push(copy);
-    }
-    fn read(&mut self, copy: CopyId, _: &EntryKey, _: &[SlotId]) {
-        self.ended.push(copy);
-    }
-    fn poll(&mut self, ended: &mut Vec<CopyEnd>) {
-        let sums = || Ok(vec![7]);
-        let all = self.ended.drain(..);
-        ended.extend(all.map(|copy| CopyEnd {
-            copy,
-            result: sums(),
-        }));
-    }
-    fn find(&mut self, key: &EntryKey) -> Found {
-        std::hint::black_box(blake3::hash(key.prefix.as_bytes()));
-        match self.kind {
-            Kind::Asks => Found::Asking,
-            _ => Found::Absent,
-        }
-    }
-    fn remove(&mut self, _: &EntryKey) {}
-    fn clear(&mut self) {}
-}
 
 fn prompt(seed: usize, blocks: usize) -> Vec<PrefixKey> {
     let word =
@@ -172,14 +112,7 @@ fn run(name: &str, kind: Kind, blocks: usize, entries: usize) {
             policy::by_name("reuse", config.shape()).expect("the name is known"),
         )
     };
-    let tier = || -> Box<dyn Below> {
-        Box::new(Null {
-            room: room(),
-            kind,
-            ended: vec![],
-        })
-    };
-    let below = (!matches!(kind, Kind::Host)).then(tier);
+    let below = (kind != Kind::Host).then(|| Null::boxed(room(), kind));
     let cache = Cache::with_tiers(&config, below.into_iter().collect())
         .expect("the configuration is valid");
     let namespace = cache.namespace(b"bench").expect("there is a number left");
@@ -277,12 +210,8 @@ fn waits(blocks: usize, entries: usize) {
             tenant_slots: None,
         };
         let policy = policy::by_name("reuse", config.shape()).expect("the name is known");
-        let below = Null {
-            room: Room::new(1 << 24, policy),
-            kind: Kind::Disk,
-            ended: vec![],
-        };
-        let cache = Cache::with_tiers(&config, vec![Box::new(below)]);
+        let below = Null::boxed(Room::new(1 << 24, policy), Kind::Disk);
+        let cache = Cache::with_tiers(&config, vec![below]);
         let cache = cache.expect("the configuration is valid");
         let namespace = cache.namespace(b"bench").expect("there is a number left");
         (cache, namespace)

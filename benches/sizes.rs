@@ -6,6 +6,9 @@
 //! other work on the cores doesn't count; `--wall` measures by the clock. Of some rounds the least counts: what a call
 //! needs it needs each time. The last lines name what holds the lock longer than a millisecond.
 
+#[path = "null_tier.rs"]
+mod null_tier;
+
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,9 +16,10 @@ use std::time::{Duration, Instant};
 
 use hybrid_pages::cache::{Arrival, Cache, CacheConfig, ClassConfig, Medium, RestoreProgress};
 use hybrid_pages::guarded::WATCHER;
-use hybrid_pages::ids::{ClassKind, EntryKey, NamespaceId, PrefixKey, SlotId};
-use hybrid_pages::policy::{self, Hints, NewEntry};
-use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room, Tier};
+use hybrid_pages::ids::{ClassKind, NamespaceId, PrefixKey};
+use hybrid_pages::policy::{self, Hints};
+use hybrid_pages::tier::{Below, Room};
+use null_tier::{Kind, Null};
 
 const BLOCKS: [usize; 3] = [1 << 8, 1 << 11, 1 << 14];
 const ENTRIES: [usize; 4] = [1 << 10, 1 << 14, 1 << 18, 1 << 20];
@@ -48,72 +52,6 @@ fn watch(taken: bool) {
         let held = now().saturating_sub(TAKEN.get()).as_nanos() as u64;
         LONGEST.fetch_max(held, Ordering::Relaxed);
     }
-}
-
-/// A tier without bytes, whose copies end with the next poll.
-struct Null {
-    room: Room,
-    asks: bool,
-    waits: bool,
-    ended: Vec<CopyId>,
-}
-
-impl Tier for Null {
-    fn name(&self) -> &str {
-        "null"
-    }
-    fn room(&self) -> &Room {
-        &self.room
-    }
-    fn room_mut(&mut self) -> &mut Room {
-        &mut self.room
-    }
-}
-
-impl Below for Null {
-    fn queue_slots(&self) -> u64 {
-        u64::MAX / 2
-    }
-    fn is_shared(&self) -> bool {
-        self.asks || self.waits
-    }
-    fn waits_for_proof(&self) -> bool {
-        self.waits
-    }
-    fn accepts(&mut self, entry: &NewEntry) -> bool {
-        !self.waits || entry.proven
-    }
-    fn write(&mut self, copy: CopyId, _: &EntryKey, _: &[SlotId], _: &[u64]) {
-        self.ended.push(copy);
-    }
-    fn read(&mut self, copy: CopyId, _: &EntryKey, _: &[SlotId]) {
-        self.ended.push(copy);
-    }
-    fn poll(&mut self, ended: &mut Vec<CopyEnd>) {
-        let whole = |copy| CopyEnd {
-            copy,
-            result: Ok(vec![7]),
-        };
-        ended.extend(self.ended.drain(..).map(whole));
-    }
-    fn find(&mut self, key: &EntryKey) -> Found {
-        std::hint::black_box(blake3::hash(key.prefix.as_bytes()));
-        if self.asks {
-            Found::Asking
-        } else {
-            Found::Absent
-        }
-    }
-    fn remove(&mut self, _: &EntryKey) {}
-    fn clear(&mut self) {}
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Kind {
-    Host,
-    Disk,
-    Waits,
-    Asks,
 }
 
 /// Time for a block, and the longest hold, of one operation at one size.
@@ -203,12 +141,7 @@ impl Scene {
         };
         let tier = || -> Box<dyn Below> {
             let policy = policy::by_name("reuse", config.shape()).expect("the name is known");
-            Box::new(Null {
-                room: Room::new(below, policy),
-                asks: kind == Kind::Asks,
-                waits: kind == Kind::Waits,
-                ended: vec![],
-            })
+            Null::boxed(Room::new(below, policy), kind)
         };
         let below = (kind != Kind::Host).then(tier).into_iter().collect();
         let cache = Cache::with_tiers(&config, below).expect("the configuration is valid");
