@@ -24,7 +24,7 @@ pub(crate) fn take(
     let batch = {
         let mut state = shared.state();
         let batch = state.running.remove(&id);
-        state.reading_replies += usize::from(batch.is_some());
+        state.reading = batch.as_ref().map(|batch| batch.work.kind());
         batch
     };
     let Some(batch) = batch else {
@@ -33,7 +33,7 @@ pub(crate) fn take(
     let copies = batch.work.copies();
     if unless_it_panics(|| understand(shared, identity, batch, codes, tile)).is_none() {
         shared.breaks();
-        shared.state().reading_replies -= 1;
+        shared.state().reading = None;
         for copy in copies {
             // The cache ignores the end of a copy that has ended already.
             shared.end(
@@ -89,7 +89,7 @@ fn understand(
         }
     };
     let mut state = shared.state();
-    state.reading_replies -= 1;
+    state.reading = None;
     if health.failed {
         shared.store_failed(&mut state);
     } else if health.worked {

@@ -84,6 +84,15 @@ pub(crate) enum HelperWork {
 }
 
 impl HelperWork {
+    pub(crate) const fn kind(&self) -> BatchKind {
+        match self {
+            Self::Ask(_) => BatchKind::Ask,
+            Self::Get(_) => BatchKind::Get,
+            Self::Put(_) => BatchKind::Put,
+            Self::Remove(_) => BatchKind::Remove,
+        }
+    }
+
     /// The copies of the batch whose ends were not reported.
     pub(crate) fn copies(&self) -> Vec<CopyId> {
         match self {
@@ -96,7 +105,7 @@ impl HelperWork {
 
 /// The kind of a batch.
 #[derive(Debug, Clone, Copy)]
-enum BatchKind {
+pub(crate) enum BatchKind {
     Ask,
     Get,
     Put,
@@ -138,8 +147,8 @@ pub(crate) struct MooncakeState {
     pub(crate) removes_from: Option<Instant>,
     /// Batches that the helper has and has not answered, by number.
     pub(crate) running: HashMap<u64, HelperBatch>,
-    /// Number of batches whose answers are being read.
-    pub(crate) reading_replies: usize,
+    /// The kind of the batch whose answer is being read: its headers are still in the staging memory.
+    pub(crate) reading: Option<BatchKind>,
     pub(crate) free_cells: Vec<usize>,
     cells: usize,
     /// Entries that this process has put into the store, as far as it remembers.
@@ -181,7 +190,7 @@ impl MooncakeState {
             doomed: Recent::new(most, None),
             removes_from: None,
             running: HashMap::new(),
-            reading_replies: 0,
+            reading: None,
             free_cells: (0..cells).collect(),
             cells,
             written: Recent::new(most, None),
@@ -388,7 +397,7 @@ impl MooncakeState {
         self.gets.is_empty()
             && self.puts.is_empty()
             && self.to_go() == 0
-            && self.reading_replies == 0
+            && self.reading.is_none()
             && !self.running.values().any(moves)
     }
 
@@ -399,11 +408,14 @@ impl MooncakeState {
 
     fn next_kind(&self) -> Option<BatchKind> {
         let (mut asks, mut gets, mut puts) = (0, 0, 0);
-        for batch in self.running.values() {
-            match batch.work {
-                HelperWork::Ask(_) => asks += 1,
-                HelperWork::Get(_) => gets += 1,
-                HelperWork::Put(_) | HelperWork::Remove(_) => puts += 1,
+        let given = self.running.values().map(|batch| batch.work.kind());
+        // A read has a cell of its own until that is given back.
+        let read = |kind: &BatchKind| !matches!(kind, BatchKind::Get);
+        for kind in given.chain(self.reading.filter(read)) {
+            match kind {
+                BatchKind::Ask => asks += 1,
+                BatchKind::Get => gets += 1,
+                BatchKind::Put | BatchKind::Remove => puts += 1,
             }
         }
         let removes = self.removes_from.is_none_or(|from| Instant::now() >= from);
@@ -510,6 +522,30 @@ mod tests {
         }
         assert!(written.into_iter().eq((0..many).step_by(2)));
         assert!(state.waiting.is_empty() && state.is_idle());
+    }
+
+    #[test]
+    fn nothing_takes_the_place_of_headers_that_are_being_read() {
+        let mut state = ready();
+        state.ask(name(1), 0);
+        state.put(put(2));
+        state.reading = Some(BatchKind::Ask);
+        assert!(matches!(
+            state.next_work(|_| 1),
+            Some((_, HelperWork::Put(_)))
+        ));
+        state.put(put(3));
+        state.reading = Some(BatchKind::Put);
+        assert!(matches!(
+            state.next_work(|_| 1),
+            Some((_, HelperWork::Ask(_)))
+        ));
+        assert!(state.next_work(|_| 1).is_none());
+        state.reading = None;
+        assert!(matches!(
+            state.next_work(|_| 1),
+            Some((_, HelperWork::Put(_)))
+        ));
     }
 
     #[test]
