@@ -61,14 +61,16 @@ class Disk:
         range.
         """
 
-    def connect(self, arena: Arena, identity: bytes) -> None:
+    def connect(self, arena: Arena, identity: bytes, *, meanwhile: bool = False) -> None:
         """Begin to use the disk for an identity.
 
         Before this call nothing is found and nothing is written. If the system cannot open the
         files, they stay as they are, and opening is tried again while the cache is used.
 
         arena: holds the cache's slots. identity: 32 bytes that name everything that the bytes of
-        entries depend on, the geometry included.
+        entries depend on, the geometry included. meanwhile: open a store of many entries by a
+        thread, since reading its index takes long. Until then the disk is out, and what would be
+        raised because of its files is counted and noted.
 
         Raises DiskError for symbolic links in the place of files, if another process has the
         directory, and at the second call; ForeignError if the directory has other files; ArenaError

@@ -61,14 +61,20 @@ impl PyDisk {
         })
     }
 
+    #[pyo3(signature = (arena, identity, *, meanwhile = false))]
     fn connect(
         &self,
         py: Python<'_>,
         arena: &PyArena,
         identity: &Bound<'_, PyBytes>,
+        meanwhile: bool,
     ) -> PyResult<()> {
         connect(py, identity, |identity| {
-            self.handle.connect(&arena.inner, identity)
+            if meanwhile {
+                self.handle.connect_meanwhile(&arena.inner, identity)
+            } else {
+                self.handle.connect(&arena.inner, identity)
+            }
         })
     }
 

@@ -1,13 +1,16 @@
 //! What is durable outlives starts at which the system refuses a call, whichever it is, and however often.
 
+use crate::door;
 use crate::support;
 
+use std::fs::File;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use door::{BadDoor, Fault};
 use hybrid_pages_disk::{DiskFailure, Door, DoorFile, SystemDoor};
 use support::{Engine, LIMIT, Setup};
 
@@ -311,4 +314,37 @@ fn what_is_cleared_before_the_disk_could_be_opened_is_gone_when_it_is() {
     drop(engine);
     let engine = stock.setup.engine();
     assert_eq!(PROMPTS.map(|prompt| engine.restore(prompt)), [0; 3]);
+}
+
+#[test]
+fn an_engine_that_serves_does_not_wait_for_a_large_store_to_open() {
+    let place = tempfile::tempdir().unwrap();
+    let door = BadDoor::default();
+    let mut setup = Setup::small(place.path());
+    setup.options.door = Arc::new(door.clone());
+    let engine = setup.engine();
+    engine.store("abc");
+    engine.settle();
+    drop(engine);
+    // Nothing but length: what is behind the last record is ignored.
+    let journal = File::options()
+        .write(true)
+        .open(setup.store().join("journal"));
+    journal.unwrap().set_len(64 << 20).unwrap();
+    door.set("index", Fault::Hang);
+    let engine = setup.unconnected().unwrap();
+    engine
+        .below
+        .connect_meanwhile(&engine.arena, &setup.identity)
+        .unwrap();
+    engine.cache.poll();
+    assert_eq!((engine.hit("abc").blocks, engine.stats().out), (0, true));
+    door.mend();
+    let begun = Instant::now();
+    while engine.stats().out {
+        assert!(begun.elapsed() < LIMIT, "never open: {:?}", engine.stats());
+        std::thread::sleep(Duration::from_millis(1));
+        engine.cache.poll();
+    }
+    assert_eq!((engine.restore("abc"), engine.stats().outages), (3, 0));
 }

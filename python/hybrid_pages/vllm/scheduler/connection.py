@@ -218,8 +218,10 @@ class Connection:
             )
             self.stored = self.events.note
 
-    def confirm(self, reports: Iterable[Report]) -> None:
+    def confirm(self, reports: Iterable[Report], *, serving: bool = False) -> None:
         """Takes the ranks' reports: at startup if vLLM hands them over, and with first metadata.
+
+        serving: whether requests are served already, which must not wait for a large disk to open.
 
         Raises:
             BudgetError: ``host_gb`` cannot hold one entry of each kind.
@@ -240,7 +242,7 @@ class Connection:
                 self.geometry.fingerprint.hex()[:12],
             )
             if self.arena is not None:
-                self._connect_tiers(self.arena)
+                self._connect_tiers(self.arena, serving)
             self.loads.alone = self.agreement.alone
             self._allow_tails()
         self.got_ready({report.rank: report.ready for report in reports}, {})
@@ -265,13 +267,16 @@ class Connection:
         self.checkpoints.takes_inside = stores_inside and self.grid.keeps_inside
         self.checkpoints.inside = stores_inside and self._mode != "align"
 
-    def _connect_tiers(self, arena: Arena) -> None:
+    def _connect_tiers(self, arena: Arena, serving: bool) -> None:
         """Opens the tiers below, if any, with what engines of this identity have left there."""
         if self.model is None:
             return
         identity, about = self.model.identity(self.geometry), self.model.about(self.geometry)
         for kind, tier, place in self._tiers():
-            tier.connect(arena, identity)
+            if isinstance(tier, Disk):
+                tier.connect(arena, identity, meanwhile=serving)
+            else:  # Nothing waits for a store that others share.
+                tier.connect(arena, identity)
             if isinstance(tier, Disk) or (isinstance(tier, Remote) and self.may_store):
                 tier.describe(about)  # A Mooncake Store keeps values only.
             if isinstance(tier, Disk):

@@ -103,8 +103,10 @@ class SchedulerHalf:
         self.connection.bind_pool(pool)
         self.epochs.bind(pool)
 
-    def confirm(self, reports: Iterable[Report]) -> None:
+    def confirm(self, reports: Iterable[Report], *, serving: bool = False) -> None:
         """Takes the ranks' reports.
+
+        serving: whether requests are served already.
 
         Raises:
             BudgetError: ``host_gb`` cannot hold one entry of each kind.
@@ -112,7 +114,7 @@ class SchedulerHalf:
             UnsupportedError: a rank on a node where it cannot be, with other versions or settings,
                 or whose plane can't be opened here.
         """
-        self.connection.confirm(reports)
+        self.connection.confirm(reports, serving=serving)
 
     # ---- a step, in vLLM's order of calls
 
@@ -391,7 +393,7 @@ class SchedulerHalf:
         """Takes the ranks' reports; stores and loads nothing from now on if they do not agree."""
         if reports and not self.connection.stopped:
             try:
-                self.confirm(reports)
+                self.confirm(reports, serving=True)
             except Exception as error:
                 self._stop(error)
 

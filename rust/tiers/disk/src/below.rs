@@ -5,9 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::book::BookFinding;
-use crate::connect::{self, clear, close};
-use crate::crew;
-use crate::door::ALIGNMENT;
+use crate::connect::{clear, close};
 use crate::handle::DiskHandle;
 use crate::job::{DiskDirection, DiskJob, Subject};
 use crate::lock;
@@ -16,7 +14,7 @@ use crate::path::trouble::Trouble;
 use crate::shape::{capacity, shapes};
 use crate::shared::DiskShared;
 use crate::stats::DiskFailure;
-use crate::store::buffer;
+use crate::trial::try_again;
 use crate::uses::{Learner, Noting};
 use hybrid_pages::error::{Error, Result};
 use hybrid_pages::geometry::Geometry;
@@ -137,7 +135,7 @@ impl Disk {
                     DiskDirection::Write => job.started(),
                 };
                 let book = lock(&shared.book);
-                book.running.values().filter_map(since).any(late)
+                book.running.all().filter_map(since).any(late)
             };
         if hangs {
             lock(&shared.health).take_out();
@@ -157,7 +155,7 @@ impl Disk {
             book.undo_write(&job.name);
             book.writing.insert(job.name, Arc::clone(&job));
         }
-        book.running.insert(job.copy, Arc::clone(&job));
+        book.running.add(&job);
         drop(book);
         shared.queue.add(job);
     }
@@ -185,58 +183,6 @@ impl Disk {
             self.quota = quota;
         }
     }
-}
-
-/// Tries the device on a new thread, since the trial may hang, too.
-fn try_again(shared: &Arc<DiskShared>) {
-    let trial = Arc::clone(shared);
-    let tried = move || {
-        let connected = lock(&trial.book).connected;
-        let answers = if connected {
-            probe(&trial)
-        } else {
-            opens(&trial)
-        };
-        let works = answers && crew::start(&trial, trial.queue.new_crew()).is_ok();
-        lock(&trial.health).tried(works);
-    };
-    let here = Arc::clone(shared);
-    let run = move || here.unless_it_panics(tried);
-    let thread = std::thread::Builder::new().name("hybrid-pages-disk-trial".into());
-    if thread.spawn(run).is_err() {
-        lock(&shared.health).tried(false);
-    }
-}
-
-/// Opens the store that could not be opened at the start. Returns whether that worked.
-fn opens(shared: &Arc<DiskShared>) -> bool {
-    match connect::open(shared) {
-        Ok(()) => true,
-        Err(Trouble::Passing(reason, what)) => {
-            shared.ledger.failed(reason, &what);
-            false
-        }
-        Err(Trouble::Refused(error)) => {
-            shared
-                .ledger
-                .failed(DiskFailure::Directory, &error.to_string());
-            false
-        }
-    }
-}
-
-/// Whether a few bytes can be written and read.
-fn probe(shared: &DiskShared) -> bool {
-    let direct = lock(&shared.book).store.as_ref().map(|store| store.direct);
-    let outcome = || -> std::io::Result<()> {
-        let door = &shared.options.door;
-        let folder = shared.lane()?.folder();
-        let file = door.open(folder, "trial", direct.unwrap_or(false))?;
-        let mut bytes = buffer(ALIGNMENT)?;
-        file.write_all(&bytes, 0)?;
-        file.read_all(&mut bytes, 0)
-    };
-    outcome().is_ok()
 }
 
 hybrid_pages_tiers::impl_tier!(Disk, "disk");

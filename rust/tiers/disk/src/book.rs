@@ -7,12 +7,12 @@ use std::sync::Arc;
 use crate::cells::Cells;
 use crate::door::Door;
 use crate::format::{Change, IndexRecord};
-use crate::job::DiskJob;
+use crate::job::{DiskDirection, DiskJob};
 use crate::path::folder::Other;
 use crate::shape::CellShape;
 use crate::store::DiskStore;
 use hybrid_pages::tier::CopyId;
-use hybrid_pages_tiers::{Name, TailNames};
+use hybrid_pages_tiers::{ByName, Name, TailNames};
 
 /// Uses within one minute count as one, since each costs a write to the index. Counted in minutes, the last use of a
 /// page is no earlier than that of any entry that needs it. Of entries last used in the same minute, the deepest leave
@@ -71,6 +71,85 @@ pub(crate) enum Victim {
     Nobody,
 }
 
+/// Copies that have not ended.
+#[derive(Debug, Default)]
+pub(crate) struct RunningJobs {
+    jobs: HashMap<CopyId, Arc<DiskJob>>,
+    writes: u64,
+}
+
+impl RunningJobs {
+    pub(crate) fn add(&mut self, job: &Arc<DiskJob>) {
+        self.writes += u64::from(job.direction == DiskDirection::Write);
+        self.jobs.insert(job.copy, Arc::clone(job));
+    }
+
+    /// Removes a copy. Returns whether it was there.
+    pub(crate) fn remove(&mut self, copy: CopyId) -> bool {
+        let job = self.jobs.remove(&copy);
+        let writes = |job: &Arc<DiskJob>| job.direction == DiskDirection::Write;
+        self.writes -= u64::from(job.as_ref().is_some_and(writes));
+        job.is_some()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    /// Number of reads, and of writes.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        (self.jobs.len() as u64 - self.writes, self.writes)
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<DiskJob>> {
+        self.jobs.values()
+    }
+}
+
+/// The entries and cells of a store. They are made, and dropped, without the book's lock.
+#[derive(Debug)]
+pub(crate) struct BookContents {
+    entries: ByName<DiskEntry>,
+    tails: TailNames,
+    left: BTreeSet<EvictionTurn>,
+    cells: Vec<Cells>,
+}
+
+impl BookContents {
+    fn empty(shapes: &[CellShape]) -> Self {
+        Self {
+            entries: ByName::default(),
+            tails: TailNames::default(),
+            left: BTreeSet::new(),
+            cells: shapes.iter().map(|it| Cells::new(it.cell_bytes)).collect(),
+        }
+    }
+
+    /// The content of an index.
+    pub(crate) fn of(shapes: &[CellShape], places: Vec<(Name, IndexRecord)>) -> Self {
+        let mut contents = Self::empty(shapes);
+        for (class, shape) in shapes.iter().enumerate() {
+            let of_it = places.iter().filter(|(_, place)| place.class == class);
+            let taken: Vec<u64> = of_it.map(|(_, place)| place.cell).collect();
+            contents.cells[class] = Cells::over(shape.cell_bytes, &taken);
+        }
+        let turns = places.iter().map(|(name, place)| turn(name, place));
+        contents.left = turns.collect();
+        for (name, place) in places {
+            let known = false;
+            contents.tails.add(&name);
+            contents.entries.insert(name, DiskEntry { place, known });
+        }
+        contents
+    }
+
+    /// For each class, where its last cell ends, and the gaps before it.
+    pub(crate) fn room(&self) -> Vec<(u64, Vec<std::ops::Range<u64>>)> {
+        let cells = self.cells.iter();
+        cells.map(|cells| (cells.end(), cells.gaps())).collect()
+    }
+}
+
 /// All knowledge about a disk. A cell is taken only if all bytes together stay within the quota.
 #[derive(Debug)]
 pub(crate) struct Book {
@@ -83,7 +162,7 @@ pub(crate) struct Book {
     pub(crate) connected: bool,
     /// Whether the disk was cleared before a store was opened.
     pub(crate) cleared_early: bool,
-    pub(crate) entries: HashMap<Name, DiskEntry>,
+    pub(crate) entries: ByName<DiskEntry>,
     /// The tails among the entries.
     tails: TailNames,
     /// Entries that this cache does not know, in the order in which they leave.
@@ -94,7 +173,7 @@ pub(crate) struct Book {
     /// Writes under way that are still wanted.
     pub(crate) writing: HashMap<Name, Arc<DiskJob>>,
     /// Copies that have not ended.
-    pub(crate) running: HashMap<CopyId, Arc<DiskJob>>,
+    pub(crate) running: RunningJobs,
     /// Changes that are not in the index yet.
     pub(crate) changes: Vec<Change>,
     /// Entries written since the start.
@@ -110,6 +189,12 @@ pub(crate) struct Book {
 
 impl Book {
     pub(crate) fn new(quota: u64, shapes: &[CellShape], door: Arc<dyn Door>) -> Self {
+        let BookContents {
+            entries,
+            tails,
+            left,
+            cells,
+        } = BookContents::empty(shapes);
         Self {
             door,
             quota,
@@ -117,13 +202,13 @@ impl Book {
             epoch: 0,
             connected: false,
             cleared_early: false,
-            entries: HashMap::new(),
-            tails: TailNames::default(),
-            left: BTreeSet::new(),
-            cells: shapes.iter().map(|it| Cells::new(it.cell_bytes)).collect(),
+            entries,
+            tails,
+            left,
+            cells,
             reading: HashMap::new(),
             writing: HashMap::new(),
-            running: HashMap::new(),
+            running: RunningJobs::default(),
             changes: Vec::new(),
             published: 0,
             durable: 0,
@@ -133,23 +218,14 @@ impl Book {
         }
     }
 
-    /// Takes over the content of an index.
-    pub(crate) fn fill(&mut self, shapes: &[CellShape], places: Vec<(Name, IndexRecord)>) {
-        for (class, shape) in shapes.iter().enumerate() {
-            let of_it = places.iter().filter(|(_, place)| place.class == class);
-            let taken: Vec<u64> = of_it.map(|(_, place)| place.cell).collect();
-            self.cells[class] = Cells::over(shape.cell_bytes, &taken);
+    /// Takes over other contents. Returns those that there were.
+    pub(crate) fn replace(&mut self, contents: BookContents) -> BookContents {
+        BookContents {
+            entries: std::mem::replace(&mut self.entries, contents.entries),
+            tails: std::mem::replace(&mut self.tails, contents.tails),
+            left: std::mem::replace(&mut self.left, contents.left),
+            cells: std::mem::replace(&mut self.cells, contents.cells),
         }
-        for (name, place) in places {
-            self.left.insert(turn(&name, &place));
-            let known = false;
-            self.tails.add(&name);
-            self.entries.insert(name, DiskEntry { place, known });
-        }
-    }
-
-    pub(crate) fn cells(&self) -> &[Cells] {
-        &self.cells
     }
 
     pub(crate) fn left_over(&self) -> usize {
@@ -195,7 +271,7 @@ impl Book {
 
     /// Whether an entry would be found.
     pub(crate) fn has(&self, name: &Name) -> bool {
-        self.store.is_some() && self.entries.contains_key(name)
+        self.store.is_some() && self.entries.contains(name)
     }
 
     /// Adds the numbers of tokens of the tails of a group.
@@ -388,8 +464,9 @@ impl Book {
     }
 
     /// Forgets everything, and undoes writes under way. The bytes of the store will be removed with the directory
-    /// `aside`.
-    pub(crate) fn clear(&mut self, shapes: &[CellShape], aside: Option<String>) {
+    /// `aside`. Returns what was known, to be dropped without the lock.
+    #[must_use]
+    pub(crate) fn clear(&mut self, shapes: &[CellShape], aside: Option<String>) -> BookContents {
         for (_, job) in self.writing.drain() {
             job.undo();
         }
@@ -398,44 +475,41 @@ impl Book {
         if let Some(name) = aside {
             self.trash.push(Trash { name, bytes });
         }
-        self.cells = shapes.iter().map(|it| Cells::new(it.cell_bytes)).collect();
         self.epoch += 1;
         self.store = None;
-        self.entries = HashMap::new();
-        self.tails = TailNames::default();
-        self.left.clear();
         self.reading.clear();
         self.changes.clear();
         self.durable = self.published;
+        self.replace(BookContents::empty(shapes))
     }
 
-    /// All entries, as the changes that make a new index.
-    pub(crate) fn snapshot(&self) -> Vec<Change> {
+    /// The entries of one [part](hybrid_pages_tiers::PARTS), as changes that make a new index.
+    pub(crate) fn snapshot(&self, part: usize) -> impl Iterator<Item = Change> {
         let record = |(name, record): (&Name, &DiskEntry)| (*name, Some(record.place.clone()));
-        self.entries.iter().map(record).collect()
+        self.entries.part(part).map(record)
     }
 
     /// The first contradiction, for tests.
     pub(crate) fn audit(&self) -> Option<String> {
         let mut cells = HashSet::new();
-        for record in self.entries.values() {
+        for (_, record) in self.entries.all() {
             if !cells.insert((record.place.class, record.place.cell)) {
                 return Some(format!("two entries in {:?}", record.place));
             }
         }
         let mut tails = TailNames::default();
-        self.entries.keys().for_each(|name| tails.add(name));
+        self.entries.names().for_each(|name| tails.add(name));
         if tails != self.tails {
             return Some("the tails are others than the entries say".into());
         }
-        let unknown = self.entries.values().filter(|record| !record.known).count();
+        let unknown = self.entries.all().filter(|(_, it)| !it.known).count();
         if unknown != self.left.len() {
             return Some(format!("{unknown} unknown, {} left over", self.left.len()));
         }
         let used: u64 = self
             .entries
-            .values()
-            .map(|record| self.cells[record.place.class].cell_bytes())
+            .all()
+            .map(|(_, record)| self.cells[record.place.class].cell_bytes())
             .sum();
         let idle = self.running.is_empty() && self.reading.is_empty();
         if idle && used != self.live_bytes() {

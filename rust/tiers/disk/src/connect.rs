@@ -3,15 +3,16 @@
 //!
 //! A file counts as damaged only after it was opened and read. Until then nothing on the disk is changed or cut.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, SendError, SyncSender};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::book::{Book, Trash, minute};
+use crate::book::{Book, BookContents, Trash, minute};
 use crate::crew::{self, Member};
 use crate::format::IndexRecord;
-use crate::index::{DiskIndex, IndexContents};
+use crate::index::{self, DiskIndex, IndexContents};
 use crate::keeper::{Keeper, owner, shrink};
 use crate::lock;
 use crate::path::folder::{Other, directory_of};
@@ -29,9 +30,8 @@ const ATTEMPTS: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(20);
 const NAP: Duration = Duration::from_millis(1);
 
-/// Connects a disk to an arena, and opens the store of an identity. If the system refuses a call, the disk is out,
-/// and is tried again as after an outage.
-pub(crate) fn connect(shared: &Arc<DiskShared>, arena: &Arena, identity: &Identity) -> Result<()> {
+/// Gives a disk the arena and the identity that it is to be opened with.
+pub(crate) fn prepare(shared: &DiskShared, arena: &Arena, identity: &Identity) -> Result<()> {
     let planes = Planes::of(arena, shared.ranks, shared.slot_bytes)?;
     if shared.planes.set(planes).is_err() {
         return Err(Error::disk(CONNECTED_TWICE));
@@ -39,6 +39,22 @@ pub(crate) fn connect(shared: &Arc<DiskShared>, arena: &Arena, identity: &Identi
     shared
         .identity
         .get_or_init(|| shared.seals.identity(identity));
+    Ok(())
+}
+
+/// Bytes of the index that is to be opened, as far as the system tells.
+pub(crate) fn index_bytes(shared: &DiskShared) -> u64 {
+    let Some(identity) = shared.identity.get() else {
+        return 0;
+    };
+    let folder = Path::new(&shared.place).join(directory_of(identity));
+    let length = |name| std::fs::symlink_metadata(folder.join(name)).map_or(0, |it| it.len());
+    [index::FILE, index::journal::FILE].map(length).iter().sum()
+}
+
+/// Opens the store of a disk that was prepared. If the system refuses a call, the disk is out, and is tried again as
+/// after an outage.
+pub(crate) fn connect(shared: &Arc<DiskShared>) -> Result<()> {
     let mut why = Cause::from("");
     for attempt in 1..=ATTEMPTS {
         let opened = open(shared).and_then(|()| {
@@ -128,16 +144,9 @@ pub(crate) fn open(shared: &Arc<DiskShared>) -> std::result::Result<(), Trouble>
             .map(|Other { name, bytes, .. }| Trash { name, bytes });
         book.trash.extend(trash);
     }
-    take_over(shared, found, &cells);
+    let room = take_over(shared, found, &cells);
     shrink(shared, &store);
     let index = forget_what_went(shared, index);
-    let room: Vec<_> = {
-        let book = lock(&shared.book);
-        book.cells()
-            .iter()
-            .map(|cells| (cells.end(), cells.gaps()))
-            .collect()
-    };
     if let Err(error) = store.tidy(&shared.shapes, &room) {
         shared.ledger.failed(
             DiskFailure::Upkeep,
@@ -228,7 +237,8 @@ pub(crate) fn clear(shared: &Arc<DiskShared>, book: &mut Book) {
         Some(store) => Some(store.directory.clone()),
         None => None,
     };
-    book.clear(&shared.shapes, aside);
+    let known = book.clear(&shared.shapes, aside);
+    lock(&shared.discarded).push(known);
 }
 
 /// Moves the directory of a store away. Returns the new name, or `None` if that failed or is not done yet.
@@ -287,8 +297,13 @@ fn move_away(shared: &DiskShared, store: &DiskStore) -> Option<String> {
     None
 }
 
-/// Takes over the content of an index. Damage costs entries, but never fails the start.
-fn take_over(shared: &DiskShared, found: IndexContents, cells: &[u64]) {
+/// Takes over the content of an index. Damage costs entries, but never fails the start. Returns for each class where
+/// its last cell ends, and the gaps before it.
+fn take_over(
+    shared: &DiskShared,
+    found: IndexContents,
+    cells: &[u64],
+) -> Vec<(u64, Vec<std::ops::Range<u64>>)> {
     let IndexContents {
         places,
         damaged,
@@ -331,9 +346,16 @@ fn take_over(shared: &DiskShared, found: IndexContents, cells: &[u64]) {
     }
     // The cells of these entries are free. The index must forget the entries before others get the cells.
     let gone = damaged.into_iter().chain(short.into_iter().map(|it| it.0));
-    let mut book = lock(&shared.book);
-    book.changes.extend(gone.map(|name| (name, None)));
-    book.fill(&shared.shapes, places);
+    let gone: Vec<_> = gone.map(|name| (name, None)).collect();
+    let contents = BookContents::of(&shared.shapes, places);
+    let room = contents.room();
+    let before = {
+        let mut book = lock(&shared.book);
+        book.changes.extend(gone);
+        book.replace(contents)
+    };
+    drop(before);
+    room
 }
 
 /// Ends the copies and the threads, and releases the lane. A second call does nothing.

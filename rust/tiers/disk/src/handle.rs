@@ -3,15 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::connect::{close, connect};
+use crate::connect::{close, connect, index_bytes, prepare};
 use crate::lock;
 use crate::shared::DiskShared;
 use crate::stats::DiskStats;
+use crate::trial::try_again;
 use hybrid_pages::error::{Error, Result};
 use hybrid_pages_arena::Arena;
 use hybrid_pages_tiers::{Identity, wait_until};
 
 const NAP: Duration = Duration::from_millis(2);
+/// An index with more bytes takes a moment to read: some 50,000 entries have as many.
+const LARGE: u64 = 8 << 20;
 
 /// Connects a disk, and reads its counts and notes. A handle may outlive the disk.
 #[derive(Debug, Clone)]
@@ -31,9 +34,33 @@ impl DiskHandle {
     /// [`Error::Arena`](hybrid_pages::error::Error::Arena) if the arena lacks a plane;
     /// [`Error::InvalidArgument`](hybrid_pages::error::Error::InvalidArgument) for slots of another size.
     pub fn connect(&self, arena: &Arena, identity: &Identity) -> Result<()> {
+        self.guarded(|| {
+            prepare(&self.0, arena, identity)?;
+            connect(&self.0)
+        })
+    }
+
+    /// As [`connect`](Self::connect), for a process that serves requests already: a store of many entries is opened
+    /// by a thread, since reading its index takes long. Until then the disk is out. If another key or program has the
+    /// store, that is a failure of the disk then, and no error.
+    ///
+    /// # Errors
+    /// The errors of [`connect`](Self::connect), for a store of few entries.
+    pub fn connect_meanwhile(&self, arena: &Arena, identity: &Identity) -> Result<()> {
+        self.guarded(|| {
+            prepare(&self.0, arena, identity)?;
+            if index_bytes(&self.0) < LARGE {
+                return connect(&self.0);
+            }
+            lock(&self.0.health).begin_trial();
+            try_again(&self.0);
+            Ok(())
+        })
+    }
+
+    fn guarded(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
         let mut outcome = Err(Error::disk("expected a disk, found a panic"));
-        self.0
-            .unless_it_panics(|| outcome = connect(&self.0, arena, identity));
+        self.0.unless_it_panics(|| outcome = work());
         outcome
     }
 

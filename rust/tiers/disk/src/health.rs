@@ -102,6 +102,12 @@ impl DiskHealth {
         self.outages += 1;
     }
 
+    /// Takes the disk out until the caller has tried it, who reports the result with [`tried`](Self::tried).
+    pub(crate) fn begin_trial(&mut self) {
+        self.out = Some(Instant::now());
+        self.probing = true;
+    }
+
     /// Whether to try the disk now. If so, the caller tries it, and reports the result with [`tried`](Self::tried).
     pub(crate) fn try_again(&mut self) -> bool {
         let pause = self.pause(self.outages.saturating_sub(1));

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::book::Victim;
-use crate::format::DISK_FORMAT_VERSION;
+use crate::format::{Change, DISK_FORMAT_VERSION};
 use crate::index::{DiskIndex, IndexOwner};
 use crate::lock;
 use crate::path::lane::DiskLane;
 use crate::shared::DiskShared;
 use crate::stats::DiskFailure;
 use crate::store::{DiskStore, StoreNames};
-use hybrid_pages_tiers::Name;
+use hybrid_pages_tiers::{Name, PARTS};
 
 /// Changes that come within this time share a commit.
 const BATCH: Duration = Duration::from_millis(40);
@@ -88,6 +88,8 @@ impl Keeper {
     /// Removes directories that were cleared, then opens a new store if there is none.
     fn tidy(&mut self) {
         let shared = &self.shared;
+        let discarded = std::mem::take(&mut *lock(&shared.discarded));
+        drop(discarded);
         let mut synced = false;
         loop {
             let mut book = lock(&shared.book);
@@ -165,17 +167,14 @@ impl Keeper {
                 }
                 Err(error) => return self.broken(&error.to_string()),
             };
-            let mut book = lock(&shared.book);
-            if book.epoch != store.epoch {
+            let Some((snapshot, before)) = snapshot(&shared, store.epoch) else {
                 return;
-            }
-            let snapshot = book.snapshot();
+            };
             let kept: HashSet<Name> = snapshot.iter().map(|(name, _)| *name).collect();
             let old = found.places.into_iter().map(|(name, _)| name);
             let gone = old.chain(found.damaged).filter(|name| !kept.contains(name));
             changes = gone.map(|name| (name, None)).chain(snapshot).collect();
-            book.changes.clear();
-            published = book.published;
+            published = before;
         }
         self.learn();
         let Some((_, index)) = &mut self.index else {
@@ -234,6 +233,25 @@ impl Keeper {
             );
         }
     }
+}
+
+/// All entries of a store, and how many had been published before the first was copied. The book is locked for a part
+/// of them at a time: what changes meanwhile is among its changes, which the index takes next. `None` after a reset.
+fn snapshot(shared: &DiskShared, epoch: u64) -> Option<(Vec<Change>, u64)> {
+    let mut all = Vec::new();
+    let mut published = None;
+    for part in 0..PARTS {
+        let mut book = lock(&shared.book);
+        if book.epoch != epoch {
+            return None;
+        }
+        if published.is_none() {
+            book.changes.clear();
+            published = Some(book.published);
+        }
+        all.extend(book.snapshot(part));
+    }
+    published.map(|published| (all, published))
 }
 
 /// The owner that the index of a store must name.

@@ -26,9 +26,13 @@ mod path;
 mod queue;
 mod shape;
 mod shared;
+#[cfg(test)]
+#[path = "../../../../tests/rust/disk/sizes.rs"]
+mod sizes;
 mod stats;
 mod store;
 mod tree;
+mod trial;
 mod uses;
 
 use hybrid_pages::guarded::lock;

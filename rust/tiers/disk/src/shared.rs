@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::book::{Book, Trash, Victim, minute};
+use crate::book::{Book, BookContents, Trash, Victim, minute};
 use crate::format::IndexRecord;
 use crate::health::DiskHealth;
 use crate::job::{DiskDirection, DiskJob};
@@ -46,6 +46,8 @@ pub(crate) struct DiskShared {
     pub(crate) identity: OnceLock<Identity>,
     /// Held while the lane and the store are opened.
     pub(crate) opening: Mutex<()>,
+    /// What a reset has left of the book, until the keeper drops it: that takes long if there were many entries.
+    pub(crate) discarded: Mutex<Vec<BookContents>>,
     /// The description of the identity that is still to be written.
     pub(crate) about: Mutex<Option<String>>,
     pub(crate) queue: JobQueue,
@@ -138,6 +140,7 @@ impl DiskShared {
             planes: OnceLock::new(),
             identity: OnceLock::new(),
             opening: Mutex::default(),
+            discarded: Mutex::default(),
             about: Mutex::default(),
             queue: JobQueue::default(),
             ended: CopyEnds::default(),
@@ -217,12 +220,7 @@ impl DiskShared {
         let broken = self.is_broken();
         let book = lock(&self.book);
         let mut stats = self.ledger.counts();
-        for job in book.running.values() {
-            match job.direction {
-                DiskDirection::Read => stats.reading += 1,
-                DiskDirection::Write => stats.writing += 1,
-            }
-        }
+        (stats.reading, stats.writing) = book.running.counts();
         stats.out = broken || lock(&self.health).is_out();
         stats.entries = book.entries.len() as u64;
         stats.left_over = book.left_over() as u64;
@@ -326,7 +324,7 @@ impl DiskShared {
             })
         });
         let mut book = lock(&self.book);
-        let wanted = book.running.remove(&job.copy).is_some();
+        let wanted = book.running.remove(job.copy);
         let current = job.store.epoch == book.epoch;
         match job.direction {
             DiskDirection::Read => self.end_read(&mut book, job, failure.as_ref(), current),
@@ -434,11 +432,11 @@ impl DiskShared {
     pub(crate) fn abandon_all(&self) -> bool {
         let dropped = self.queue.clear();
         let mut book = lock(&self.book);
-        let jobs: Vec<Arc<DiskJob>> = book.running.values().cloned().collect();
+        let jobs: Vec<Arc<DiskJob>> = book.running.all().cloned().collect();
         let mut given_up = Vec::new();
         for job in jobs {
             if job.leave_slots() {
-                book.running.remove(&job.copy);
+                book.running.remove(job.copy);
                 given_up.push(job);
             }
         }

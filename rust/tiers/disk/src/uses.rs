@@ -8,8 +8,6 @@
 use std::fmt::{self, Debug};
 use std::sync::{Arc, Mutex};
 
-use hashbrown::HashMap;
-
 use crate::book::minute;
 use crate::door::Door;
 use crate::lock;
@@ -32,7 +30,8 @@ struct Used {
 pub(crate) struct Uses {
     /// The clock.
     door: Arc<dyn Door>,
-    names: HashMap<EntryId, Used>,
+    /// By the number of the entry, so that no call moves all of them.
+    names: Vec<Option<Used>>,
     /// The entry that was found last, and the milliseconds since its last use if an earlier process left it.
     found: Option<(Name, Option<u64>)>,
     entered: Option<(EntryId, Option<EntryId>)>,
@@ -44,7 +43,7 @@ impl Uses {
     pub(crate) fn new(door: Arc<dyn Door>) -> Self {
         Self {
             door,
-            names: HashMap::new(),
+            names: Vec::new(),
             found: None,
             entered: None,
             used: Vec::new(),
@@ -74,7 +73,7 @@ impl Uses {
     fn enter(&mut self, id: EntryId, page: Option<EntryId>) -> Option<u64> {
         self.entered = Some((id, page));
         let Some((name, unused)) = self.found.take() else {
-            self.names.remove(&id);
+            self.leave(id);
             return None;
         };
         self.name(id, page, name);
@@ -83,7 +82,17 @@ impl Uses {
 
     fn name(&mut self, id: EntryId, page: Option<EntryId>, name: Name) {
         let minute = minute(&*self.door);
-        self.names.insert(id, Used { name, page, minute });
+        let at = id.0 as usize;
+        if at >= self.names.len() {
+            self.names.resize_with(at + 1, || None);
+        }
+        self.names[at] = Some(Used { name, page, minute });
+    }
+
+    fn leave(&mut self, id: EntryId) {
+        if let Some(used) = self.names.get_mut(id.0 as usize) {
+            *used = None;
+        }
     }
 
     /// Notes a use of an entry and of the pages before it, up to one that was used in this minute. The cache reports
@@ -91,7 +100,7 @@ impl Uses {
     fn touch(&mut self, id: EntryId) {
         let now = minute(&*self.door);
         let mut next = Some(id);
-        while let Some(used) = next.and_then(|id| self.names.get_mut(&id))
+        while let Some(Some(used)) = next.and_then(|id| self.names.get_mut(id.0 as usize))
             && used.minute < now
         {
             used.minute = now;
@@ -101,7 +110,7 @@ impl Uses {
     }
 
     fn bytes(&self) -> usize {
-        self.names.allocation_size() + self.used.capacity() * size_of::<Name>()
+        self.names.capacity() * size_of::<Option<Used>>() + self.used.capacity() * size_of::<Name>()
     }
 }
 
@@ -221,7 +230,7 @@ impl Policy for Noting {
     }
 
     fn leave(&mut self, id: EntryId) {
-        lock(&self.uses).names.remove(&id);
+        lock(&self.uses).leave(id);
         self.policy().leave(id);
     }
 

@@ -10,7 +10,7 @@ use hashbrown::HashMap;
 use crate::Name;
 
 /// Number of tables in a map. Names are digests, so they spread evenly.
-const PARTS: usize = 1024;
+pub const PARTS: usize = 1024;
 
 fn part_of(name: &Name) -> usize {
     usize::from(u16::from_le_bytes([name[0], name[1]])) % PARTS
@@ -71,9 +71,24 @@ impl<V> ByName<V> {
         found
     }
 
+    /// The value of a name, to be changed.
+    pub fn get_mut(&mut self, name: &Name) -> Option<&mut V> {
+        self.parts[part_of(name)].get_mut(name)
+    }
+
     /// All names, in any order.
     pub fn names(&self) -> impl Iterator<Item = &Name> {
         self.parts.iter().flat_map(HashMap::keys)
+    }
+
+    /// All names with their values, in any order.
+    pub fn all(&self) -> impl Iterator<Item = (&Name, &V)> {
+        self.parts.iter().flatten()
+    }
+
+    /// The names of one of the [tables](PARTS) with their values.
+    pub fn part(&self, part: usize) -> impl Iterator<Item = (&Name, &V)> {
+        self.parts[part].iter()
     }
 }
 
@@ -259,6 +274,10 @@ mod tests {
         }
         assert_eq!(map.insert(name(7), 8), Some(7));
         assert_eq!((map.len(), map.names().count()), (5_000, 5_000));
+        let parts = (0..PARTS).map(|part| map.part(part).count());
+        assert_eq!((map.all().count(), parts.sum()), (5_000, 5_000));
+        *map.get_mut(&name(9)).unwrap() = 10;
+        assert_eq!(map.get(&name(9)), Some(&10));
         for number in 0..5_000 {
             assert!(map.contains(&name(number)));
             assert!(map.remove(&name(number)).is_some());

@@ -21,7 +21,7 @@ mod speed;
 mod tails;
 
 pub use breaker::{CircuitBreaker, pause_after};
-pub use by_name::{ByName, Recent};
+pub use by_name::{ByName, PARTS, Recent};
 pub use copies::{CONNECTED_TWICE, CopyEnds, refused, wait_until};
 pub use counts::{Counts, Failure};
 pub use keys::EncryptKeys;
