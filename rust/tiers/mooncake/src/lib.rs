@@ -24,6 +24,9 @@ mod link;
 mod options;
 mod reply;
 mod shared;
+#[cfg(test)]
+#[path = "../../../../tests/rust/mooncake/sizes.rs"]
+mod sizes;
 mod staging;
 mod state;
 mod stats;

@@ -65,6 +65,11 @@ impl Mooncake {
         MooncakeHandle(Arc::clone(&self.shared))
     }
 
+    #[cfg(test)]
+    pub(crate) fn shared(&self) -> Arc<MooncakeShared> {
+        Arc::clone(&self.shared)
+    }
+
     /// Gives up the write of a name; if it waits, it will not begin. Returns whether it is under way.
     fn undo_write(&self, state: &mut MooncakeState, name: &Name, gone: bool) -> bool {
         if let Some(copy) = state.take_put(name).and_then(|put| put.copy) {

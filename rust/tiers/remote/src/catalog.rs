@@ -6,7 +6,7 @@ use std::ops::Bound::{Excluded, Unbounded};
 use hashbrown::HashSet;
 use hybrid_pages_tiers::{ByName, EntrySize, Name, TailNames};
 
-use crate::pack::{PackId, PackName, PackRecord, PackTable};
+use crate::pack::{PackId, PackName, PackRecord};
 
 /// The place of an entry: the pack, and the place in the pack.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,6 +19,8 @@ pub(crate) struct PackSpot {
 
 /// Most packs that are handled while the lock is held once.
 const PART: usize = 1024;
+/// Most entries that are handled while the lock is held once, since the cache may wait for it.
+pub(crate) const PORTION: usize = 256;
 
 /// Entries by name, and the packs that they are in. The time of a call depends only on the packs that it is about.
 #[derive(Debug)]
@@ -47,7 +49,9 @@ pub(crate) struct Catalog {
 #[derive(Debug)]
 struct CatalogPack {
     name: PackName,
-    entries: Box<[Name]>,
+    entries: Vec<Name>,
+    /// Whether some of its entries were removed, and the others will be.
+    leaves: bool,
 }
 
 impl Catalog {
@@ -116,58 +120,65 @@ impl Catalog {
         self.missed.clear();
     }
 
-    /// Adds a pack. If another pack has the same entry, that one stays in use, unless the new pack is this process's
-    /// own. Returns whether the oldest packs had to go for that.
-    pub(crate) fn add(
-        &mut self,
-        name: PackName,
-        table: PackTable,
-        classes: &[EntrySize],
-        own: bool,
-    ) -> bool {
+    /// Adds a pack, of which so many entries come next. Returns whether it is wanted.
+    pub(crate) fn begin(&mut self, name: PackName, entries: usize) -> bool {
         if self.gone.contains(&name.id.writer) || self.packs.contains_key(&name.id) {
             return false;
         }
-        let entries: Box<[Name]> = table.records.iter().map(|record| record.name).collect();
-        self.records += entries.len();
-        self.packs.insert(name.id, CatalogPack { name, entries });
-        for record in table.records {
-            let PackRecord {
-                name: entry,
-                class,
-                offset,
-                sums,
-            } = record;
-            let spot = PackSpot {
-                pack: name.id,
-                class,
-                offset,
-                sums,
-            };
-            // The cache relies on the checksums it got before, and another engine may have computed other bits.
-            if !own && self.entries.contains(&entry) {
-                self.spare.insert(entry, spot);
-                continue;
-            }
-            self.bytes += classes[class].bytes;
-            match self.entries.insert(entry, spot) {
-                Some(old) => self.bytes -= classes[old.class].bytes,
-                None => self.tails.add(&entry),
-            }
-        }
-        self.shrink(classes)
+        let (entries, leaves) = (Vec::with_capacity(entries), false);
+        let pack = CatalogPack {
+            name,
+            entries,
+            leaves,
+        };
+        self.packs.insert(name.id, pack);
+        true
     }
 
-    /// Forgets the oldest packs if there are too many entries. Returns whether that was so.
-    fn shrink(&mut self, classes: &[EntrySize]) -> bool {
-        let full = self.records > self.most;
-        while self.records > self.most
-            && let Some((&oldest, _)) = self.packs.first_key_value()
-        {
-            self.forgotten = self.forgotten.max(Some(oldest));
-            self.remove_pack(oldest, classes);
+    /// Adds an entry of a pack, unless the pack is to go. If another pack has the entry, too, that one stays in use,
+    /// unless the new pack is this process's own.
+    pub(crate) fn add(&mut self, id: PackId, record: PackRecord, classes: &[EntrySize], own: bool) {
+        let Some(pack) = self.packs.get_mut(&id).filter(|pack| !pack.leaves) else {
+            return;
+        };
+        let PackRecord {
+            name: entry,
+            class,
+            offset,
+            sums,
+        } = record;
+        pack.entries.push(entry);
+        self.records += 1;
+        let spot = PackSpot {
+            pack: id,
+            class,
+            offset,
+            sums,
+        };
+        // The cache relies on the checksums it got before, and another engine may have computed other bits.
+        if !own && self.entries.contains(&entry) {
+            self.spare.insert(entry, spot);
+            return;
         }
-        full
+        self.bytes += classes[class].bytes;
+        match self.entries.insert(entry, spot) {
+            Some(old) => self.bytes -= classes[old.class].bytes,
+            None => self.tails.add(&entry),
+        }
+    }
+
+    /// Forgets some of the oldest pack if there are too many entries. Returns whether it did: then it is called again,
+    /// since a pack is forgotten as a whole.
+    pub(crate) fn shrink(&mut self, classes: &[EntrySize]) -> bool {
+        let Some((&oldest, pack)) = self.packs.first_key_value() else {
+            return false;
+        };
+        if self.records <= self.most && !pack.leaves {
+            return false;
+        }
+        self.forgotten = self.forgotten.max(Some(oldest));
+        self.remove_some(oldest, classes);
+        true
     }
 
     /// Removes an entry, if its place is in this pack; with `None`, wherever it is.
@@ -187,19 +198,27 @@ impl Catalog {
         }
     }
 
-    /// Forgets a pack that the store does not have any more, whether its table was added or refused.
-    pub(crate) fn remove_pack(&mut self, id: PackId, classes: &[EntrySize]) {
+    /// Forgets some entries of a pack that the store does not have any more, whether its table was added or refused.
+    /// Returns whether there are more.
+    pub(crate) fn remove_some(&mut self, id: PackId, classes: &[EntrySize]) -> bool {
         self.refused.remove(&id);
-        let Some(pack) = self.packs.remove(&id) else {
-            return;
+        let Some(pack) = self.packs.get_mut(&id) else {
+            return false;
         };
-        self.records -= pack.entries.len();
-        for name in &pack.entries {
+        pack.leaves = true;
+        let left = pack.entries.len().saturating_sub(PORTION);
+        let names = pack.entries.split_off(left);
+        if left == 0 {
+            self.packs.remove(&id);
+        }
+        self.records -= names.len();
+        for name in &names {
             if self.spare.get(name).is_some_and(|spot| spot.pack == id) {
                 self.spare.remove(name);
             }
             self.remove(name, Some(id), classes);
         }
+        left > 0
     }
 
     /// Notes that a writer has taken back its packs, so that none is added any more. False if that was known.
@@ -222,6 +241,7 @@ impl Catalog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pack::PackTable;
 
     const CLASSES: [EntrySize; 1] = [EntrySize {
         shard_bytes: 10,
@@ -234,7 +254,19 @@ mod tests {
         let entries: Vec<(Name, usize, &[u64])> =
             names.iter().map(|&name| ([name; 32], 0, &[][..])).collect();
         let name = PackName { id, table_bytes: 0 };
-        catalog.add(name, PackTable::of(&entries, &CLASSES), &CLASSES, own)
+        assert!(catalog.begin(name, names.len()));
+        for record in PackTable::of(&entries, &CLASSES).records {
+            catalog.add(id, record, &CLASSES, own);
+        }
+        let mut full = false;
+        while catalog.shrink(&CLASSES) {
+            full = true;
+        }
+        full
+    }
+
+    fn remove_pack(catalog: &mut Catalog, id: PackId) {
+        while catalog.remove_some(id, &CLASSES) {}
     }
 
     const fn id(made: u64) -> PackId {
@@ -260,12 +292,12 @@ mod tests {
         add(&mut catalog, 2, &[2, 3], false);
         add(&mut catalog, 3, &[3, 4], true);
         assert_eq!(found(&catalog), [(1, 1), (2, 1), (3, 3), (4, 3)]);
-        catalog.remove_pack(id(1), &CLASSES);
+        remove_pack(&mut catalog, id(1));
         assert_eq!(found(&catalog), [(2, 2), (3, 3), (4, 3)]);
-        catalog.remove_pack(id(2), &CLASSES);
+        remove_pack(&mut catalog, id(2));
         assert_eq!(found(&catalog), [(3, 3), (4, 3)]);
         assert_eq!((catalog.bytes(), catalog.records), (20, 2));
-        catalog.remove_pack(id(3), &CLASSES);
+        remove_pack(&mut catalog, id(3));
         let empty = catalog.entries.is_empty() && catalog.spare.is_empty();
         assert!(empty && catalog.packs.is_empty() && catalog.tails.is_empty());
         assert_eq!((catalog.bytes(), catalog.records), (0, 0));
@@ -279,6 +311,32 @@ mod tests {
         assert!(add(&mut catalog, 6, &[5, 6], true), "the first has to go");
         assert_eq!(found(&catalog), [(3, 5), (4, 5), (5, 6), (6, 6)]);
         assert!(!catalog.wants(id(4)) && !catalog.wants(id(3)) && catalog.wants(id(7)));
+    }
+
+    #[test]
+    fn a_pack_leaves_a_portion_at_a_time_and_takes_nothing_more() {
+        let mut catalog = Catalog::new(1 << 20);
+        let (id, many) = (id(1), 2 * PORTION + 7);
+        let record = |number: usize| PackRecord {
+            name: *blake3::hash(&number.to_le_bytes()).as_bytes(),
+            class: 0,
+            offset: 0,
+            sums: Box::default(),
+        };
+        let table_bytes = 0;
+        assert!(catalog.begin(PackName { id, table_bytes }, many));
+        (0..many).for_each(|number| catalog.add(id, record(number), &CLASSES, false));
+        assert!(catalog.remove_some(id, &CLASSES));
+        assert_eq!(catalog.entries(), many - PORTION);
+        catalog.add(id, record(many), &CLASSES, false);
+        assert!(!catalog.wants(id) && !catalog.begin(PackName { id, table_bytes }, 1));
+        assert_eq!(catalog.entries(), many - PORTION);
+        // What leaves is forgotten as a whole, also where there is room now.
+        while catalog.shrink(&CLASSES) {}
+        assert_eq!(
+            (catalog.entries(), catalog.packs(), catalog.bytes()),
+            (0, 0, 0)
+        );
     }
 
     #[test]

@@ -148,11 +148,7 @@ async fn fetch(shared: &Arc<RemoteShared>, permits: &Semaphore, run: Vec<Fetch>)
             ReadOutcome::Slow
         }
         Ok(Err(object_store::Error::NotFound { .. })) => {
-            {
-                let mut state = lock(&shared.state);
-                state.catalog.remove_pack(name.id, &shared.classes);
-                state.catalog.miss(name.id);
-            }
+            shared.remove_pack(name.id, |catalog| catalog.miss(name.id));
             fail(shared, &run, RemoteFailure::Gone, GONE);
             shared.read_answered(true);
             ReadOutcome::Failed
@@ -317,9 +313,7 @@ fn fail(shared: &RemoteShared, run: &[Fetch], reason: RemoteFailure, what: impl 
 
 /// Removes a pack that has changed from the catalog.
 fn lose(shared: &RemoteShared, name: PackName) {
-    let mut state = lock(&shared.state);
-    state.catalog.remove_pack(name.id, &shared.classes);
-    state.catalog.refuse(name.id);
+    shared.remove_pack(name.id, |catalog| catalog.refuse(name.id));
 }
 
 #[cfg(test)]

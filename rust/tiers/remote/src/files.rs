@@ -326,7 +326,7 @@ mod tests {
     use super::*;
     use crate::options::RemoteOptions;
     use crate::place::RemotePlace;
-    use crate::shared::{RemoteConnection, RemoteCopy};
+    use crate::shared::RemoteConnection;
     use hybrid_pages_tiers::entry_sizes;
 
     const COPY: CopyId = CopyId(7);
@@ -355,11 +355,7 @@ mod tests {
             uploads: tokio::sync::mpsc::unbounded_channel().0,
             fetches: tokio::sync::mpsc::unbounded_channel().0,
         });
-        let running = RemoteCopy {
-            begun: Instant::now(),
-            writes: None,
-        };
-        lock(&shared.state).running.insert(COPY, running);
+        lock(&shared.state).runs(COPY, Instant::now(), None);
         let part = FilePart {
             copy: COPY,
             class: 0,

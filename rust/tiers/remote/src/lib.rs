@@ -24,6 +24,9 @@ mod pack;
 mod place;
 mod remote;
 mod shared;
+#[cfg(test)]
+#[path = "../../../../tests/rust/remote/sizes.rs"]
+mod sizes;
 mod stats;
 mod upload;
 

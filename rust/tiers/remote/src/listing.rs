@@ -93,8 +93,7 @@ fn forget(shared: &RemoteShared, is_gone: impl Fn(PackId) -> bool) {
             return;
         }
         for id in part.into_iter().filter(|&id| is_gone(id)) {
-            let mut state = lock(&shared.state);
-            state.catalog.remove_pack(id, &shared.classes);
+            shared.remove_pack(id, |_| ());
         }
     }
 }
@@ -239,25 +238,16 @@ async fn learn(
         .map(|(name, bytes)| async move { (name, table(shared, connection, name, bytes).await) });
     let mut tables = tables.buffer_unordered(shared.options.requests);
     while let Some((name, table)) = tables.next().await {
-        let mut state = lock(&shared.state);
         if !matches!(table, TableOutcome::Later) {
             unread.remove(&name.id);
         }
-        let mut full = false;
         match table {
-            TableOutcome::Table(table) if !state.cleared => {
-                full = state.catalog.add(name, table, &shared.classes, false);
-            }
-            TableOutcome::Refused => state.catalog.refuse(name.id),
-            TableOutcome::Gone => state.catalog.miss(name.id),
-            TableOutcome::Table(_) | TableOutcome::None | TableOutcome::Later => {}
+            TableOutcome::Table(table) => shared.add_pack(name, table.records, false, |_| true),
+            TableOutcome::Refused => lock(&shared.state).catalog.refuse(name.id),
+            TableOutcome::Gone => lock(&shared.state).catalog.miss(name.id),
+            TableOutcome::None | TableOutcome::Later => {}
         }
-        let stops = state.reads.is_open();
-        drop(state);
-        if full {
-            shared.is_full();
-        }
-        if stops {
+        if lock(&shared.state).reads.is_open() {
             break; // The other tables are read when the store answers again.
         }
     }

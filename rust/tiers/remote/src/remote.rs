@@ -17,7 +17,7 @@ use crate::listing::list;
 use crate::lock;
 use crate::messages::{Begun, EntryWrite, Fetch, Upload};
 use crate::options::{Admit, RemoteOptions};
-use crate::shared::{RemoteCopy, RemoteShared};
+use crate::shared::RemoteShared;
 use crate::upload::take_back;
 
 /// A working engine lists the store after this time, even if its lookups find everything.
@@ -160,11 +160,7 @@ impl Below for Remote {
             shared.ledger.count(|counts| counts.spared_writes += 1);
             return self.end(copy, Ok(Vec::new()));
         }
-        let running = RemoteCopy {
-            begun: Instant::now(),
-            writes: Some(name),
-        };
-        state.running.insert(copy, running);
+        state.runs(copy, Instant::now(), Some(name));
         state.writing.insert(name, copy);
         drop(state);
         let entry = EntryWrite {
@@ -201,9 +197,7 @@ impl Below for Remote {
             return self.end(copy, Err(refused("a store that answers", found)));
         }
         let begun = Instant::now();
-        let writes = None;
-        let running = RemoteCopy { begun, writes };
-        state.running.insert(copy, running);
+        state.runs(copy, begun, None);
         drop(state);
         let fetch = Fetch {
             copy: Begun::new(copy, Arc::downgrade(shared) as _),

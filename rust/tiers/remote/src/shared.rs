@@ -19,12 +19,12 @@ use object_store::path::Path;
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, PORTION};
 use crate::freshness::Freshness;
 use crate::lock;
 use crate::messages::{CopyOwner, Fetch, Upload};
 use crate::options::RemoteOptions;
-use crate::pack::{PackId, PackName, REMOTE_FORMAT_VERSION};
+use crate::pack::{PackId, PackName, PackRecord, REMOTE_FORMAT_VERSION};
 use crate::stats::{RemoteFailure, RemoteStats};
 
 /// The kind of tier in the places of seals.
@@ -77,7 +77,9 @@ pub(crate) struct RemoteConnection {
 pub(crate) struct RemoteState {
     pub(crate) catalog: Catalog,
     pub(crate) freshness: Freshness,
-    pub(crate) running: HashMap<CopyId, RemoteCopy>,
+    running: HashMap<CopyId, RemoteCopy>,
+    /// How many of these are writes.
+    writes_running: u64,
     /// The newest write of each name. Writes that were undone are not here.
     pub(crate) writing: HashMap<Name, CopyId>,
     /// Entries whose read has failed, with the time from which they may be found again.
@@ -104,6 +106,12 @@ pub(crate) struct RemoteState {
 }
 
 impl RemoteState {
+    /// Notes that a copy begins; `writes` is the name of the entry that is written.
+    pub(crate) fn runs(&mut self, copy: CopyId, begun: Instant, writes: Option<Name>) {
+        self.writes_running += u64::from(writes.is_some());
+        self.running.insert(copy, RemoteCopy { begun, writes });
+    }
+
     /// Whether the store is left alone now.
     pub(crate) const fn is_out(&self) -> bool {
         self.answers.is_open() || self.reads.is_open()
@@ -117,10 +125,10 @@ impl RemoteState {
 
 /// A copy that has not ended.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct RemoteCopy {
-    pub(crate) begun: Instant,
+struct RemoteCopy {
+    begun: Instant,
     /// Name of the entry that a write is of; `None` for a read.
-    pub(crate) writes: Option<Name>,
+    writes: Option<Name>,
 }
 
 impl RemoteShared {
@@ -146,6 +154,7 @@ impl RemoteShared {
                 catalog: Catalog::new(options.most_entries),
                 freshness: Freshness::default(),
                 running: HashMap::new(),
+                writes_running: 0,
                 writing: HashMap::new(),
                 suspects: Recent::new(MOST_SUSPECTS, Some(suspicion)),
                 own: Vec::new(),
@@ -247,13 +256,8 @@ impl RemoteShared {
     pub(crate) fn stats(&self) -> RemoteStats {
         let state = lock(&self.state);
         let mut stats = self.ledger.counts();
-        for running in state.running.values() {
-            if running.writes.is_none() {
-                stats.reading += 1;
-            } else {
-                stats.writing += 1;
-            }
-        }
+        stats.writing = state.writes_running;
+        stats.reading = state.running.len() as u64 - state.writes_running;
         stats.out = state.is_out();
         stats.shared = self.connection.get().is_some() && !state.cleared && !state.closed;
         stats.entries = state.catalog.entries() as u64;
@@ -261,6 +265,52 @@ impl RemoteShared {
         stats.stored_bytes = state.catalog.bytes();
         (stats.latency_us, stats.bandwidth) = state.speed.measured();
         stats
+    }
+
+    /// Adds a pack to the catalog, a portion at a time, so that the cache never waits long for the lock. Of its
+    /// records, in order, `is_wanted` says which to add. Ends after a reset.
+    pub(crate) fn add_pack(
+        &self,
+        name: PackName,
+        records: Vec<PackRecord>,
+        own: bool,
+        mut is_wanted: impl FnMut(&RemoteState) -> bool,
+    ) {
+        let mut records = records.into_iter().peekable();
+        {
+            let mut state = lock(&self.state);
+            if state.cleared || !state.catalog.begin(name, records.len()) {
+                return;
+            }
+        }
+        while records.peek().is_some() {
+            let mut state = lock(&self.state);
+            if state.cleared {
+                return;
+            }
+            for record in records.by_ref().take(PORTION) {
+                if is_wanted(&state) {
+                    state.catalog.add(name.id, record, &self.classes, own);
+                }
+            }
+        }
+        let mut full = false;
+        while lock(&self.state).catalog.shrink(&self.classes) {
+            full = true;
+        }
+        if full {
+            self.is_full();
+        }
+    }
+
+    /// Removes a pack from the catalog, a portion at a time, and runs `last` under the lock of the last portion.
+    pub(crate) fn remove_pack(&self, id: PackId, last: impl FnOnce(&mut Catalog)) {
+        loop {
+            let mut state = lock(&self.state);
+            if !state.catalog.remove_some(id, &self.classes) {
+                return last(&mut state.catalog);
+            }
+        }
     }
 
     /// Notes whether a listing was answered.
@@ -310,6 +360,7 @@ impl RemoteShared {
         let Some(RemoteCopy { begun, writes }) = was else {
             return;
         };
+        state.writes_running -= u64::from(writes.is_some());
         if let Some(name) = writes
             && state.writing.get(&name) == Some(&copy)
         {

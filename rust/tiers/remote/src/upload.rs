@@ -105,7 +105,7 @@ async fn put(
             is_right
         });
     }
-    let (name, path, mut table, failure) = loop {
+    let (name, path, table, failure) = loop {
         if wanted.is_empty() {
             return;
         }
@@ -146,34 +146,27 @@ async fn put(
         return;
     }
     drop(permit);
-    let (taken_back, full) = {
+    {
         let mut state = lock(&shared.state);
-        let mut full = false;
         state.writes.worked();
         if !state.cleared {
             if state.own.len() == MOST_OWN {
                 state.own.drain(..MOST_OWN / 2); // Only the sign takes these back.
             }
             state.own.push(name);
-            // Records have the order of entries.
-            let mut entries = wanted.iter();
-            table.records.retain(|_| {
-                let entry = entries.next();
-                entry.is_some_and(|entry| state.writing.get(&entry.name) == Some(&entry.copy.id))
-            });
-            let written = table.object_bytes;
-            let count = wanted.len() as u64;
-            full = state.catalog.add(name, table, &shared.classes, true);
             shared.ledger.count(|counts| {
-                counts.writes += count;
-                counts.written_bytes += written;
+                counts.writes += wanted.len() as u64;
+                counts.written_bytes += table.object_bytes;
             });
         }
-        (state.cleared, full)
-    };
-    if full {
-        shared.is_full();
     }
+    // Records have the order of entries.
+    let mut entries = wanted.iter();
+    shared.add_pack(name, table.records, true, |state| {
+        let entry = entries.next();
+        entry.is_some_and(|entry| state.writing.get(&entry.name) == Some(&entry.copy.id))
+    });
+    let taken_back = lock(&shared.state).cleared;
     for entry in &wanted {
         let result = if taken_back {
             Err(Error::remote("expected a write, found a reset"))
