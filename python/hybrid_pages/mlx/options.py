@@ -71,7 +71,7 @@ def tiers(own: argparse.Namespace) -> TierSettings:
 
 
 def tiers_of(own: argparse.Namespace, flag: str, nbytes: int | None) -> TierSettings:
-    """The tiers' settings by the flags of :func:`add_flags`, checked for this machine.
+    """The tiers' settings by the flags of :func:`server_parser`, checked for this machine.
 
     flag: one that gives the budget in bytes, in the place of ``--host-gb``. nbytes: which it gave.
 
@@ -186,24 +186,27 @@ def _bytes(text: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=COMMAND,
-        usage=f"{COMMAND} [MODEL] [flags]",
-        description=_HELP,
-        add_help=False,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = server_parser(
+        COMMAND, "[MODEL]", _HELP, instead="--prompt-cache-bytes says the same in bytes"
     )
-    add_flags(parser, instead="--prompt-cache-bytes says the same in bytes")
     parser.add_argument("--prompt-cache-bytes", type=_bytes, help=argparse.SUPPRESS)
     return parser
 
 
-def add_flags(parser: argparse.ArgumentParser, *, instead: str) -> None:
-    """Adds the flags of this package to a server's.
+def server_parser(prog: str, model: str, about: str, *, instead: str) -> argparse.ArgumentParser:
+    """A parser of the flags that this package adds to a server's.
 
-    instead: which flag of the server's may take the place of ``--host-gb``.
+    model: how the usage shows a model. instead: which flag of the server's may take the place of
+    ``--host-gb``.
     """
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        usage=f"{prog} {model} [flags]",
+        description=about,
+        add_help=False,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
         "--host-gb",
         type=float,
@@ -222,3 +225,4 @@ def add_flags(parser: argparse.ArgumentParser, *, instead: str) -> None:
         default="",
         help="file with the key that --disk-path is encrypted with, or env:NAME",
     )
+    return parser

@@ -9,7 +9,7 @@ from typing import Any
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.adapter.tiers import TierSettings
 from hybrid_pages.arguments import require_port
-from hybrid_pages.mlx.options import add_flags, require_ranges, tiers_of
+from hybrid_pages.mlx.options import require_ranges, server_parser, tiers_of
 
 COMMAND = "hybrid-pages vllm-mlx"
 
@@ -57,15 +57,9 @@ def split(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     Raises:
         SystemExit: a wrong command line, or a question for help; prints the usage.
     """
-    parser = argparse.ArgumentParser(
-        prog=f"{COMMAND} serve",
-        usage=f"{COMMAND} serve MODEL [flags]",
-        description=_HELP,
-        add_help=False,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = server_parser(
+        f"{COMMAND} serve", "MODEL", _HELP, instead="--cache-memory-mb says the same in MiB"
     )
-    add_flags(parser, instead="--cache-memory-mb says the same in MiB")
     parser.add_argument("--cache-memory-mb", type=int, help=argparse.SUPPRESS)
     words = list(argv)
     helps = {"-h", "--help"} & set(words)
