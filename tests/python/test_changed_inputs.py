@@ -6,13 +6,15 @@ are tried, on all processors, and `HYBRID_PAGES_SEED` the first seed.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import multiprocessing
 import os
 import random
 import resource
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
 from pathlib import Path
@@ -26,6 +28,7 @@ from hybrid_pages.models.choices import Choices
 from hybrid_pages.models.config import Config
 from hybrid_pages.models.families import READERS, layers_of
 from hybrid_pages.vllm.config.settings import Settings, SettingsError
+from hybrid_pages.vllm.scheduler.requests.check import SALT
 from hybrid_pages.vllm.scheduler.requests.hints import RequestHints, read_hints
 from model_configs import config_of
 
@@ -67,12 +70,15 @@ SETTINGS: list[dict[str, Any]] = [
     {"host_gb": "auto", "remote_url": "s3://b/p", "remote_admit": "auto"},
     {"remote_url": "mooncake://h:1", "remote_deadline_ms": 50, "store_mode": "step"},
     {"checksum": "verify", "verify_on_load": True, "tenant_share": 0.5, "copy_threads": 4},
+    {"disk_path": "/tmp/x", "disk_gb": 1, "encrypt_key": "env:NONE", "trace_dir": "/tmp/x"},
+    {"huge_pages": "2M", "plant": "zero-state", "kernel_below": 9, "staging_mb": 8},
 ]
 HINTS: list[dict[str, Any]] = [
     {},
     {"hybrid_pages": {"retain": 600, "priority": 3, "session": "s"}},
     {"hybrid_pages": {"store": False, "checkpoint_at": [10, 20], "expect_in": 4.5}},
     {"hybrid_pages": {"session": 7, "release": True}, "do_remote_prefill": True},
+    {"hybrid_pages": {"verify": {"source": "disk", "drop": True}}},
 ]
 
 
@@ -116,7 +122,8 @@ def settings(rng: random.Random) -> None:
 
 def hints(rng: random.Random) -> None:
     """Each hint is taken or ignored: no hint is an error."""
-    found = read_hints(several(rng, HINTS), rng.choice([0, 1, 1000, 2**31]))
+    salt = rng.choice([None, "", SALT + "1"])
+    found = read_hints(several(rng, HINTS), rng.choice([0, 1, 1000, 2**31]), salt)
     assert isinstance(found, RequestHints)
 
 
@@ -147,23 +154,33 @@ WHAT: dict[str, Callable[[random.Random], None]] = {
 }
 
 
-def execute(what: str, seeds: Iterable[int]) -> None:
+def peak() -> int:
+    """The most memory that this process has had, in KiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def execute(what: str, seeds: Sequence[int]) -> None:
     """Executes with each seed. What fails says its seed."""
-    run, slowest, grown = WHAT[what], 0.0, 0
-    for seed in seeds:
-        began = time.monotonic()
-        try:
-            run(random.Random(seed))
-        except Exception as error:
-            raise AssertionError(
-                f"{what}, seed {seed}: {type(error).__name__}: {error}"[:2000]
-            ) from error
-        slowest = max(slowest, time.monotonic() - began)
-        if seed % 1000 == 500 and not grown:
-            grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert slowest < HANG_SECONDS, f"{what}: an execution took {slowest:.1f} s"
-    if grown:
-        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - grown
+    run, rng, warm = WHAT[what], random.Random(), 0
+    try:
+        for at, seed in enumerate(seeds):
+            if at % 1000 == 0:  # An execution without an end ends the process, and is shown.
+                faulthandler.dump_traceback_later(1000, exit=True, file=sys.__stderr__)
+            if at == len(seeds) // 4:
+                warm = peak()
+            rng.seed(seed)
+            began = time.monotonic()
+            try:
+                run(rng)
+            except Exception as error:
+                raise AssertionError(
+                    f"{what}, seed {seed}: {type(error).__name__}: {error}"[:2000]
+                ) from error
+            took = time.monotonic() - began
+            assert took < HANG_SECONDS, f"{what}, seed {seed}: an execution took {took:.1f} s"
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    grown = peak() - warm
     assert grown < GROWTH_KB, f"{what}: memory grew by {grown} KiB"
 
 
@@ -179,14 +196,14 @@ def report(figures: dict[str, int]) -> None:
 @pytest.mark.parametrize("what", WHAT)
 def test_changed_inputs_are_read_or_refused_by_name(what: str) -> None:
     corpus = deepcopy((SETTINGS, HINTS))
-    first = SEED << 40
-    seeds = range(first, first + EXECUTIONS)
+    seeds = range(SEED << 40, (SEED << 40) + EXECUTIONS)
     if EXECUTIONS <= 100_000:
         execute(what, seeds)
         assert corpus == (SETTINGS, HINTS)
     else:
+        # One part for each processor: so the memory of a process is watched for as long as it runs.
         workers = os.cpu_count() or 1
-        parts = [seeds[at :: workers * 16] for at in range(workers * 16)]
+        parts = [seeds[at::workers] for at in range(workers)]
         with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-            list(pool.map(execute, [what] * len(parts), parts))
+            list(pool.map(execute, [what] * workers, parts))
     report({f"executions of {what}": EXECUTIONS})

@@ -4,7 +4,7 @@ import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal, get_args, get_type_hints
 
 from hybrid_pages.adapter.disk import DEADLINE_MS
@@ -138,7 +138,7 @@ class Settings:
     ``hybrid-pages verify`` can set it. Empty for none."""
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
+        hints = _types()
         for field in fields(self):
             object.__setattr__(
                 self, field.name, _checked(field.name, hints[field.name], getattr(self, field.name))
@@ -252,6 +252,12 @@ def fix_budget(extra_config: dict[str, Any], engine_cores: int) -> None:
                 "nothing of huge pages"
             )
         extra_config["host_gb"] = budget_of("auto", engine_cores)
+
+
+@cache
+def _types() -> dict[str, Any]:
+    """The types of the settings, which take longer to find than to check."""
+    return get_type_hints(Settings)
 
 
 def _contradiction(checksum: str, verify_on_load: bool) -> SettingsError:
