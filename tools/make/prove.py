@@ -1,9 +1,10 @@
 """Runs the parts of `make prove` one by one, and writes what they found into a report.
 
-    prove.py [PART...]      # all parts, or these; exit 1 where one of them fails
+    prove.py [--short] [PART...]      # all parts, or these; exit 1 where one of them fails
 
 The report is `benches/results/prove.json`, and as a table `prove.md` beside it; docs/evidence.md
-shows the table. A part that does not run keeps what it last found. Needs Python 3.11.
+shows the table. A part that does not run keeps what it last found. Needs Python 3.11. With --short,
+parts run without their settings, which takes little time, and the table is only printed.
 
 To add a part, add a line to PARTS. A part is one command or several. Each runs in the root of the
 tree, with the part's settings in its environment (those that are set there already win), and with
@@ -179,15 +180,18 @@ def merged(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return figures
 
 
-def proved(part: Part) -> dict[str, Any]:
-    """What the commands of a part find. One that fails does not keep the next from running."""
+def proved(part: Part, short: bool = False) -> dict[str, Any]:
+    """What the commands of a part find. One that fails does not keep the next from running.
+
+    short: whether they run without settings, and so do little.
+    """
     found: list[Mapping[str, Any]] = []
     passed = True
     began = time.monotonic()
     for command in part.commands:
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report"
-            settings = {**part.settings, "HYBRID_PAGES_PROVE": str(report)}
+            settings = {**({} if short else part.settings), "HYBRID_PAGES_PROVE": str(report)}
             status, text = run(command, settings)
             lines = report.read_text().splitlines() if report.exists() else []
         told = [json.loads(line) for line in lines]
@@ -250,7 +254,9 @@ def main(names: Sequence[str]) -> int:
     """Runs the parts of these names, or all of them, however the first ones end."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
-    chosen = parser.parse_args(names).parts or list(PARTS)
+    parser.add_argument("--short", action="store_true", help="a little of each, without a report")
+    options = parser.parse_args(names)
+    chosen = options.parts or list(PARTS)
     if unknown := [name for name in chosen if name not in PARTS]:
         print(f"unknown: {' '.join(unknown)}. The parts are {' '.join(PARTS)}.", file=sys.stderr)
         return 2
@@ -258,14 +264,15 @@ def main(names: Sequence[str]) -> int:
     for target in [target for word in programs for target in NEEDS.get(word, [])]:
         if subprocess.run(["make", target], cwd=ROOT).returncode:
             return 1
-    failed = False
+    found: dict[str, Any] = {}
     for name in chosen:
         print(f"==> {name}: {PARTS[name].shows}", flush=True)
-        result = proved(PARTS[name])
-        failed |= not result["pass"]
-        results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        write({**results, name: result})
-    return int(failed)
+        found[name] = proved(PARTS[name], options.short)
+        if not options.short:
+            results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+            write({**results, name: found[name]})
+    print(table(found))
+    return int(not all(result["pass"] for result in found.values()))
 
 
 if __name__ == "__main__":
