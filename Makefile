@@ -240,7 +240,7 @@ licences: ## Write THIRD-PARTY-LICENSES.txt, of the crates inside a wheel; after
 # ---- the benches: benches/README.md ----
 
 ENGINE_BENCHES := bench-engine bench-scheduler bench-disk bench-policies bench-gpu bench-resume bench-real
-.PHONY: bench $(ENGINE_BENCHES) bench-index bench-remote bench-mlx bench-mooncake
+.PHONY: bench $(ENGINE_BENCHES) bench-index bench-remote bench-mlx bench-mooncake bench-tiers
 bench: ## Measure the Rust core and its tiers (criterion)
 	@cargo bench --locked --bench '*' -- $(BENCH_ARGS)
 	@for tier in disk remote mooncake; do cargo bench --locked --package hybrid-pages-$$tier --bench '*' || exit 1; done
@@ -263,6 +263,8 @@ bench-mlx: .venv-mlx/.stamps/package .venv-vllm-mlx/.stamps/package
 	@$(foreach kind,mlx vllm-mlx,.venv-$(kind)/bin/python benches/mlx_reuse.py $(BENCH_ARGS) &&) true
 bench-mooncake: .venv-light/.stamps/package .cache/mooncake/lib/.stamp
 	@$(ALONE) $(LIGHT)/python benches/mooncake_ratio.py $(BENCH_ARGS)
+bench-tiers: .venv-light/.stamps/package .cache/mooncake/lib/.stamp
+	@$(ALONE) $(LIGHT)/python benches/tier_sizes.py $(BENCH_ARGS)
 
 # ---- documents and pins ----
 

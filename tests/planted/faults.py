@@ -8,6 +8,7 @@ here. `make test-planted` (tests/planted/run.py) plants one after another.
 from __future__ import annotations
 
 from fault import Fault
+from growing import GROWING
 
 
 def _scheduler(name: str, find: str, replace: str, *tests: str) -> Fault:
@@ -681,4 +682,4 @@ RUST = [
     ),
 ]
 
-FAULTS = [*CONNECTOR, *PACKAGE, *RUST]
+FAULTS = [*CONNECTOR, *PACKAGE, *RUST, *GROWING]
