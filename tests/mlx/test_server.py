@@ -6,6 +6,7 @@ import pytest
 
 import cases
 import tiny
+from beside import require_equal_texts_and_no_less_reuse, stock_and_ours
 from http_server import serving
 
 BUDGET = 1_000_000
@@ -13,25 +14,13 @@ BUDGET = 1_000_000
 
 @pytest.fixture(scope="module", params=["qwen3_next", "jamba"])
 def servers(request, tmp_path_factory):
-    """Stock and ours, with one model; what a case gives on each is compared."""
-    folder = tmp_path_factory.mktemp(request.param)
-    model = tiny.save(request.param, folder / "model", tiny.THINKING)
-    with (
-        serving(model, folder / "stock.log", ours=False) as stock,
-        serving(model, folder / "ours.log", "--host-gb", "0.5", ours=True) as ours,
-    ):
-        yield stock, ours
-        assert "could not" not in ours.logged()
-        assert "mlx-lm's own cache" not in ours.logged()
+    with stock_and_ours(request.param, tmp_path_factory.mktemp(request.param)) as both:
+        yield both
 
 
 @pytest.mark.parametrize("case", cases.CASES)
 def test_texts_are_equal_and_never_less_is_reused(servers, case):
-    stock, ours = (cases.CASES[case](server) for server in servers)
-    assert [each[0] for each in ours] == [each[0] for each in stock]
-    assert [each[2] for each in ours] == [each[2] for each in stock]
-    for index, (mine, theirs) in enumerate(zip(ours, stock, strict=True)):
-        assert mine[1] >= theirs[1], (index, mine, theirs)
+    require_equal_texts_and_no_less_reuse(servers, case)
 
 
 def test_forks_inside_a_message_are_reused(servers):
