@@ -28,6 +28,11 @@ export TAG WHEEL
 
 # One Python for everything that cargo compiles: with another one, cargo would compile PyO3 again.
 export PYO3_PYTHON := $(CURDIR)/$(LIGHT)/python
+ifdef CI
+# Where nothing is compiled a second time.
+export CARGO_INCREMENTAL := 0
+export CARGO_PROFILE_DEV_DEBUG := 0
+endif
 unexport VIRTUAL_ENV CONDA_PREFIX PYTHONHOME PYTHONPATH
 # pyproject.toml names the backend in rust/python, which requires maturin itself.
 export MATURIN_NO_MISSING_BUILD_BACKEND_WARNING := 1
@@ -140,7 +145,7 @@ test-batch: .venv/.stamps/package ## Test batches of hybrid caches against each 
 test-mlx: .venv-mlx/.stamps/package ## Test with mlx-lm on its CPU backend: tiny models of all its hybrid families, and its server (about 2 minutes)
 test-engine: .venv/.stamps/package ## Test on real vLLM engines, scheduled asynchronously as on a GPU (about 6 to 14 minutes)
 test-docs test-engine: ABREAST = $(MODULES_ABREAST)
-test-mlx: CASES = $(EACH_VALUE)
+test-batch test-mlx test-engine: CASES = $(EACH_VALUE)
 test-python: JOBS := $(shell expr $(JOBS) '*' 2) # These tests mostly wait, for deadlines.
 test-python test-docs test-batch test-mlx test-engine: test-%:
 	@$(SAY) "testing what is in tests/$*"

@@ -7,7 +7,9 @@ from harness import Engine, tokens
 from hybrid_pages import Arena
 
 
-@pytest.fixture(scope="module", params=["qwen3.5", "qwen3-next", "lfm2"])
+@pytest.fixture(
+    scope="module", params=["qwen3.5", pytest.param("qwen3-next", marks=pytest.mark.long), "lfm2"]
+)
 def engine(request, start):
     return start(request.param)
 

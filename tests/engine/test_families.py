@@ -33,9 +33,15 @@ HYBRID = [
 WINDOWS = {"gpt-oss": 32, "gemma3": 32, "gemma4": 64, "gemma4-e4b": 64}
 # Full attention alone, plain and latent.
 ATTENTION = ["llama", "deepseek"]
+# Their kinds of cache are those of others in the list, which always run.
+ALIKE = {"lfm2-moe", "granite4", "zamba2"}
+FAMILIES = [
+    pytest.param(name, marks=[pytest.mark.long] if name in ALIKE else [])
+    for name in (*HYBRID, *WINDOWS, *ATTENTION)
+]
 
 
-@pytest.fixture(scope="module", params=[*HYBRID, *WINDOWS, *ATTENTION])
+@pytest.fixture(scope="module", params=FAMILIES)
 def engine(request, start):
     n = WINDOWS.get(request.param)
     dense = {} if n is None else {"prefix_cache_retention_interval": n}

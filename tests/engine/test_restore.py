@@ -5,7 +5,7 @@ import pytest
 import at_once
 from harness import Engine, tokens
 
-MODELS = ["qwen3.5", "qwen3-next", "lfm2", "gemma3"]
+MODELS = ["qwen3.5", pytest.param("qwen3-next", marks=pytest.mark.long), "lfm2", "gemma3"]
 
 
 @pytest.fixture(scope="module", params=MODELS)

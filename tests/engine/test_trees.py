@@ -16,7 +16,10 @@ SEEDS = range(int(os.environ.get("HYBRID_PAGES_TREES", "1")))
 PROMPTS = 14
 
 
-@pytest.fixture(scope="module", params=["qwen3.5", "qwen3-next", "lfm2", "gemma3"])
+@pytest.fixture(
+    scope="module",
+    params=["qwen3.5", pytest.param("qwen3-next", marks=pytest.mark.long), "lfm2", "gemma3"],
+)
 def engine(request, start):
     dense = {"prefix_cache_retention_interval": 32} if request.param == "gemma3" else {}
     return start(request.param, **dense)
