@@ -8,6 +8,7 @@ restored.
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -65,7 +66,8 @@ class Result:
     def distance(self, other: Result) -> float:
         """The largest |delta log-probability| up to the first token that differs, included.
 
-        A token that one side does not list is at most as likely there as the least one listed.
+        A token that one side does not list is at most as likely there as the least one listed. What
+        is not a number is infinitely far.
         """
         worst = 0.0
         for mine, theirs, a, b in zip(
@@ -80,10 +82,11 @@ class Result:
 
 def _gap(left: dict[int, float], right: dict[int, float]) -> float:
     least = min(right.values())
-    return max(
+    gaps = [
         abs(value - right[token]) if token in right else max(0.0, value - least)
         for token, value in left.items()
-    )
+    ]
+    return math.inf if any(map(math.isnan, [*gaps, least])) else max(gaps)
 
 
 def _ours(connector: Any) -> Any:

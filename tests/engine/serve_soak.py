@@ -2,15 +2,13 @@
 
 usage: serve_soak.py MODEL FOLDER PLAN
 
-PLAN is JSON: the number of this `life`, its `seconds`, `host_gb`, whether there are `resets`, and
-whether requests resume `inside` blocks, as they do by default. Every line that begins with `HP ` is
-an event in JSON. Prompts are the same in every life, so that what earlier ones have left is used.
+PLAN is JSON: the number of this `life`, its `style`, its `seconds`, `host_gb`, whether there are
+`resets`, and in tests of the soak what it plants (`planted_soak.py`). Every line that begins with
+`HP ` is an event in JSON. Prompts are the same in every life, so that what earlier ones have left
+is used.
 
-Prompts under the salt `exact` run alone in steps of one block: there the same bytes are computed
-wherever a prompt resumes, so that each answer must be that of a cold run, to the bit. So must those
-under the salt `single`, which resume inside blocks in steps of one token. Others come in batches,
-go on from answers, are aborted and preempted: they are compared within NOISE, or four times that
-where they resume inside of what kernels compute at once.
+Each answer is compared with that of a cold run, as its style says (`soak_styles.py`): to the bit,
+or within a bound. Only the batches and answers of the style `blocks` have one that faults may meet.
 """
 
 from __future__ import annotations
@@ -28,15 +26,17 @@ from pathlib import Path
 from typing import Any
 
 import fixtures  # noqa: F401 (sets the environment)
-from harness import NOISE, Engine, Prompt, patched, tokens
+from harness import Prompt, Result, tokens
+from planted_soak import PLANTS
+from soak_styles import STYLES, a_block_a_step
 
 POOL = 24
 COUNT = 4
 SETTLE_SECONDS = 60.0
-# What may come on top while nothing leaks: files of the tiers that are open, freed memory that the
-# system has not got back.
-FILES, MIB = 12, 48
-# Seconds of a life from which on growth counts: before, memory is touched for the first time.
+# What may come on top while nothing leaks: files of the tiers that are open, threads that come and
+# go, freed memory that the system has not got back.
+FILES, THREADS, MIB = 12, 4, 96
+# Seconds of a life from which on growth counts: before, threads start and files are opened.
 LONG = 120
 
 
@@ -48,30 +48,36 @@ class Soak:
     """One engine, its traffic, and what was found."""
 
     def __init__(self, model: Path, folder: Path, plan: dict[str, Any]) -> None:
-        self.folder, self.plan = folder, plan
+        self.plan, self.style = plan, STYLES[plan["style"]]
+        folder = folder / self.style.model
         self.store, self.away = folder / "store", folder / "store-away"
         if self.away.exists():
             self.away.rename(self.store)
-        self.store.mkdir(exist_ok=True)
+        self.store.mkdir(parents=True, exist_ok=True)
         settings = {
             "host_gb": plan["host_gb"],
             "disk_path": str(folder / "disk"),
             "disk_gb": 0.03,
             "remote_url": f"file://{self.store}",
         }
-        self.engine = Engine(model, settings, inside=plan["inside"])
+        self.engine = self.style.engine(model, settings)
+        self.touch_memory()
+        # How long prompts are, in units. Where each token is a step, they are shorter.
+        self.unit = self.engine.N // 4 if self.style.by_token else self.engine.N
+        # What an answer computes depends on the style, and states of one must not serve another.
+        self.salt = plan["style"]
         self.rng = random.Random(f"soak {plan['life']}")
         self.chats: list[Prompt] = []
         self.counts: dict[str, int] = {}
         self.wrong: list[str] = []
         self.farthest = 0.0
         self.samples: list[dict[str, int]] = []
+        self.kept: list[Any] = []
 
     def run(self) -> None:
         """Traffic until the time is over, and then the search for what was leaked."""
         traffic: list[tuple[Callable[[], None], float]] = [
-            (self.exact, 0 if self.plan["inside"] else 6),
-            (self.token_by_token, 2 if self.plan["inside"] else 0),
+            (self.exact, 0 if self.style.inside else 6),
             (self.chat, 4),
             (self.batch, 3),
             (self.aborts, 2),
@@ -85,8 +91,9 @@ class Soak:
             kind = self.rng.choices(kinds, weights)[0]
             self.count(kind.__name__)
             kind()
+            self.plant()
             if self.rng.random() < 0.6:
-                self.engine.reset_local()
+                self.forget()
             self.sample()
             say("alive", counts=self.counts, wrong=self.wrong)
         self.repair()
@@ -98,11 +105,21 @@ class Soak:
     def count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
 
+    def forget(self) -> None:
+        """Empties vLLM's own prefix cache, which it refuses to do while blocks are held."""
+        if not self.engine.vllm.reset_prefix_cache():
+            self.count("refused resets")
+
+    def plant(self) -> None:
+        """Does what is wrong, if the plan says so."""
+        if name := self.plan.get("plant"):
+            PLANTS[name][0](self.engine, self.kept)
+
     # ---- traffic
 
     def prompt(self, kind: str) -> Prompt:
         """One of some prompts, or a fork, an extension or a part of one."""
-        n, number = self.engine.N, self.rng.randrange(POOL)
+        n, number = self.unit, self.rng.randrange(POOL)
         root = tokens((kind, number // 4), (3 + number % 5) * n + 7 * number)
         new = tokens((kind, number, "new"), 2 * n + number)
         cut = (number % 3 + 1) * n
@@ -110,77 +127,63 @@ class Soak:
 
     def exact(self) -> None:
         prompt = self.prompt("exact")
-        with patched(self.engine.scheduler, "max_num_scheduled_tokens", self.engine.N):
+        with a_block_a_step(self.engine):
             found = self.engine.run(prompt, COUNT, salt="exact")
             cold = self.engine.cold(prompt, COUNT, salt="exact")
-        self.count("compared exactly")
+        self.count("compared to the bit")
         if found != cold:
-            self.wrong.append(
-                f"exact, {len(prompt)} tokens, resumed at {found.resumed}: {found.distance(cold)}"
-            )
+            self.complain("alone", prompt, found, cold)
 
-    def token_by_token(self) -> None:
-        """A chat in steps of one token, whose bytes are the same wherever a turn resumes."""
-        prompt = tokens(("single", self.rng.randrange(6)), 20 + self.engine.N // 4)
-        with patched(self.engine.scheduler, "max_num_scheduled_tokens", 1):
-            for turn in range(3):
-                found = self.engine.run(prompt, 6, salt="single")
-                cold = self.engine.cold(prompt, 6, salt="single")
-                self.count("compared exactly")
-                if found != cold:
-                    self.wrong.append(
-                        f"token by token, {len(prompt)} tokens, resumed at {found.resumed}: "
-                        f"{found.distance(cold)}"
-                    )
-                prompt += found.tokens + tokens(("single user", turn), 9 + turn)
-                self.engine.reset_local()
+    def compare(self, prompt: Prompt, found: Result) -> None:
+        cold = self.engine.cold(prompt, len(found.tokens), salt=self.salt)
+        self.count("compared" if self.style.within else "compared to the bit")
+        self.farthest = max(self.farthest, found.distance(cold))
+        if self.style.differs(found, cold):
+            self.complain(self.plan["style"], prompt, found, cold)
 
-    def near(self, prompt: Prompt, found: Any) -> None:
-        far = found.distance(self.engine.cold(prompt, len(found.tokens), salt="near"))
-        self.count("compared")
-        self.farthest = max(self.farthest, far)
-        if far >= (4 * NOISE if self.plan["inside"] else NOISE):
-            self.wrong.append(f"near, {len(prompt)} tokens, resumed at {found.resumed}: {far}")
+    def complain(self, how: str, prompt: Prompt, found: Result, cold: Result) -> None:
+        far = found.distance(cold)
+        self.wrong.append(f"{how}, {len(prompt)} tokens, resumed at {found.resumed}: {far} off")
 
     def chat(self) -> None:
         """Some turns, each of which goes on from the answer before."""
-        prompt = tokens(("chat", self.rng.randrange(POOL)), self.engine.N + 9)
+        prompt = tokens(("chat", self.rng.randrange(POOL)), self.unit + 9)
         for turn in range(4):
-            found = self.engine.run(prompt, 9, salt="near")
+            found = self.engine.run(prompt, 9, salt=self.salt)
             if turn == 3:
-                self.near(prompt, found)
+                self.compare(prompt, found)
             prompt += found.tokens + tokens(("user", len(prompt)), 30 + turn)
             if self.rng.random() < 0.3:
-                self.engine.reset_local()
+                self.forget()
 
     def batch(self) -> None:
         prompts = [self.prompt("near") for _ in range(6)]
-        found = self.engine.run_all(prompts, COUNT, salt="near")
-        self.near(prompts[-1], found[-1])
+        found = self.engine.run_all(prompts, COUNT, salt=self.salt)
+        self.compare(prompts[-1], found[-1])
 
     def aborts(self) -> None:
         """Requests that end early, at any moment."""
         prompts = [self.prompt("near") for _ in range(4)]
-        names = [self.engine.submit(prompt, 30, salt="near") for prompt in prompts]
+        names = [self.engine.submit(prompt, 30, salt=self.salt) for prompt in prompts]
         for name in names[1:]:
-            for _ in range(self.rng.randrange(6)):
+            for _ in range(self.rng.randrange(60 if self.style.by_token else 6)):
                 self.engine.step()
             self.engine.abort(name)
         (found,) = self.engine.finish(names[:1])
-        self.near(prompts[0], found)
+        self.compare(prompts[0], found)
 
     def preempted(self) -> None:
         """Requests of which vLLM's pool can't hold all, and some that are preempted anyway."""
         prompts = [self.prompt("near") for _ in range(5)]
-        with self.engine.squeezed(44):
-            names = [self.engine.submit(prompt, 40, salt="near") for prompt in prompts]
+        with self.engine.squeezed(24 if self.style.by_token else 44):
+            names = [self.engine.submit(prompt, 40, salt=self.salt) for prompt in prompts]
             for _ in range(self.rng.randrange(4, 12)):
                 self.engine.step()
             if self.engine.scheduler.running:
                 self.engine.preempt_last()
             found = self.engine.finish(names)
         self.count("preemptions") if any(each.preemptions for each in found) else None
-        self.near(prompts[0], found[0])
+        self.compare(prompts[0], found[0])
 
     def fault(self) -> None:
         """The store goes or comes back, or no file may grow any more, or may again."""
@@ -203,9 +206,22 @@ class Soak:
         if self.away.exists() and not self.store.exists():
             self.away.rename(self.store)
         self.engine.drain()
-        self.engine.half.connection.disk.settle(SETTLE_SECONDS)
+        connection = self.engine.half.connection
+        for tier in (connection.disk, connection.remote):
+            if not tier.settle(SETTLE_SECONDS):
+                self.wrong.append(f"copies of {tier} have not ended in {SETTLE_SECONDS} s")
+        # Copies that have ended are looked at in steps, of which there are none any more.
+        connection.cache.poll()
 
     # ---- what is held
+
+    def touch_memory(self) -> None:
+        """Writes the caches of the engine and of the host once: they take memory when written."""
+        for cache in self.engine.worker._kv_caches.values():
+            cache.untyped_storage().fill_(0)
+        arena = self.engine.half.connection.arena
+        for slot in range(arena.slots):
+            arena.write(slot, bytes(arena.slot_bytes))
 
     def sample(self) -> None:
         status = Path("/proc/self/status").read_text().splitlines()
@@ -222,7 +238,7 @@ class Soak:
         """Neither blocks of the engine nor slots, leases or jobs of ours."""
         engine = self.engine
         engine.drain()
-        engine.reset_local()
+        self.forget()
         half, stats = engine.half, engine.stats()
         blocks = engine.pool.num_gpu_blocks - 1 - engine.pool.get_num_free_blocks()
         held = {
@@ -241,14 +257,15 @@ class Soak:
     def check_nothing_grew(self) -> None:
         """Memory, threads and files, from the second third of the time to the last one."""
         gc.collect()
+        counts = self.plan["seconds"] >= LONG or "plant" in self.plan
         third = len(self.samples) // 3
-        for name, slack in (("MiB", MIB), ("threads", 0), ("files", FILES)):
+        for name, slack in (("MiB", MIB), ("threads", THREADS), ("files", FILES)):
             middle, last = (
                 statistics.median(sample[name] for sample in self.samples[part])
                 for part in (slice(third, 2 * third), slice(2 * third, None))
             )
             say("grew", what=name, middle=middle, last=last)
-            if last > middle + slack and self.plan["seconds"] >= LONG:
+            if last > middle + slack and counts:
                 self.wrong.append(f"{name} grew from {middle} to {last}")
 
 

@@ -1,6 +1,6 @@
 """Engines under mixed traffic, one after another on one disk and one store, which fail on and off.
 
-`HYBRID_PAGES_SOAK` is the number of minutes. Every third engine is killed, the others end in order
+`HYBRID_PAGES_SOAK` is the number of minutes. Every fourth engine is killed, the others end in order
 and must have given everything back. All answers are compared (`tests/engine/serve_soak.py`).
 """
 
@@ -18,10 +18,14 @@ from typing import Any
 
 import pytest
 
+from planted_soak import PLANTS
+from soak_styles import STYLES
+
 SCRIPT = Path(__file__).with_name("serve_soak.py")
 MINUTES = float(os.environ.get("HYBRID_PAGES_SOAK", "2"))
-LIFE_SECONDS = 150.0
+LIFE_SECONDS, SHORT_SECONDS = 180.0, 20.0
 START_SECONDS = 300.0
+MOST = "MiB that the memory of an engine grew by at most, from the second third to the last"
 
 
 def live(model: Path, folder: Path, plan: dict[str, Any], kill: float | None) -> dict[str, Any]:
@@ -60,15 +64,16 @@ def test_every_answer_is_right_and_nothing_is_leaked(model, tmp_path):
     end = time.monotonic() + 60 * MINUTES
     while (left := end - time.monotonic()) > 0 or total["engines"] == 0:
         life = int(total["engines"])
+        style = [*STYLES][life % len(STYLES)]
         plan = {
             "life": life,
-            "seconds": min(LIFE_SECONDS, max(20.0, left)),
+            "seconds": min(LIFE_SECONDS, max(SHORT_SECONDS, left)),
             "host_gb": [0.05, 0.004][life % 2],
-            "inside": life % 4 > 1,
+            "style": style,
             "resets": life % 5 == 4,
         }
-        kill = rng.uniform(10, plan["seconds"]) if life % 3 == 1 else None
-        events = live(model("qwen3.5"), tmp_path, plan, kill)
+        kill = rng.uniform(10, plan["seconds"]) if life % 4 == 1 else None
+        events = live(model(STYLES[style].model), tmp_path, plan, kill)
         assert "ready" in events, events["printed"]
         assert kill is not None or "done" in events, events["printed"]
         found = events.get("ended") or events["alive"]
@@ -78,7 +83,30 @@ def test_every_answer_is_right_and_nothing_is_leaked(model, tmp_path):
         counts = found["counts"] | {f"{k} tokens": v for k, v in found.get("hits", {}).items()}
         for name, count in counts.items():
             total[name] = total.get(name, 0) + count
+        if grown := events.get("grew MiB"):
+            most = max(total.get(MOST, 0), grown["last"] - grown["middle"])
+            total[MOST] = most
+        far = f"log-probability farthest off in the style {style}"
+        total[far] = max(total.get(far, 0.0), found.get("farthest", 0.0))
     if report := os.environ.get("HYBRID_PAGES_PROVE"):
         with Path(report).open("a") as lines:
             print(json.dumps({"figures": total}), file=lines)
     assert total["compared"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("style", "plant"),
+    [
+        ("float32", ""),
+        *((style, "a wrong byte") for style in STYLES),
+        *(("float32", plant) for plant in PLANTS if plant != "a wrong byte"),
+    ],
+)
+def test_what_is_planted_is_found_and_nothing_else(model, tmp_path, style, plant):
+    plan = {"life": 0, "style": style, "seconds": SHORT_SECONDS, "host_gb": 0.05, "resets": False}
+    events = live(model(STYLES[style].model), tmp_path, plan | {"plant": plant}, None)
+    assert "ended" in events, events["printed"]
+    wrong = events["ended"]["wrong"]
+    assert bool(wrong) is bool(plant), wrong
+    assert all(PLANTS[plant][1] in each for each in wrong), wrong
