@@ -1,7 +1,8 @@
 """The dashboard and the alert rules: every metric in them is ours, and real tools load them.
 
-`promtool` and `prometheus` are looked for on the PATH, and grafana-foundation-sdk, which is made of
-Grafana's own schema, among the packages; without them those tests are skipped.
+Every expression is parsed by promql-parser. `promtool` and `prometheus` are looked for on the PATH
+(Debian's package `prometheus` has both), and grafana-foundation-sdk, which is made of Grafana's own
+schema, among the packages; without them those tests are skipped.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "monitoring"
@@ -47,6 +49,29 @@ EXPOSED = {f"{name}_total": label for name, (label, _) in COUNTERS.items()} | {
 
 def queries() -> list[str]:
     return [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+
+
+def filled(query: str) -> str:
+    """A query of the dashboard with values for its variables."""
+    for name, value in VARIABLES.items():
+        query = query.replace(name, value)
+    return query
+
+
+RULES = [
+    rule
+    for group in yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"]
+    for rule in group["rules"]
+]
+
+
+def test_every_expression_is_promql():
+    promql = pytest.importorskip("promql_parser")
+    expressions = [rule["expr"] for rule in RULES] + [filled(query) for query in queries()]
+    for expression in expressions:
+        promql.parse(expression)
+        with pytest.raises(ValueError):
+            promql.parse(f"{expression})")
 
 
 @pytest.mark.parametrize("name", ["grafana.json", "alerts.yml", "alerts_test.yml"])
@@ -205,13 +230,11 @@ def answers(address: str) -> bool:
 
 @pytest.mark.parametrize("query", queries())
 def test_every_query_of_the_dashboard_has_an_answer(prometheus, query):
-    for name, value in VARIABLES.items():
-        query = query.replace(name, value)
-    assert asked(prometheus, query), query
+    assert asked(prometheus, filled(query)), query
 
 
 def test_prometheus_loads_the_rules(prometheus):
     with urllib.request.urlopen(f"{prometheus}/api/v1/rules", timeout=10) as reply:
         (group,) = json.loads(reply.read())["data"]["groups"]
-    assert len(group["rules"]) == 11
+    assert len(group["rules"]) == len(RULES)
     assert {rule["health"] for rule in group["rules"]} <= {"ok", "unknown"}
