@@ -101,9 +101,12 @@ def _unescaped(text: str) -> str:
 
 
 def base_of(url: str) -> str:
-    """A server's address with ``http://`` in front, without ``/metrics`` or a slash at the end."""
-    url = url if "://" in url else f"http://{url}"
-    return url.rstrip("/").removesuffix("/metrics").rstrip("/")
+    """A server's address with ``http://`` in front, without ``/metrics``, ``/v1`` or a slash at the
+    end."""
+    url = (url if "://" in url else f"http://{url}").rstrip("/")
+    for ending in ("/metrics", "/v1"):
+        url = url.removesuffix(ending).rstrip("/")
+    return url
 
 
 def scrape(url: str) -> Samples:

@@ -50,7 +50,7 @@ class ServedModel:
         if not names or (model and model not in names):
             raise ServedModelError(
                 f"{self.base}/v1/models: expected {model or 'a model'}, found "
-                f"{', '.join(names) or 'none'}: name one of those with --model"
+                f"{', '.join(names) or 'none'}: name one of those"
             )
         self.model = model or names[0]
         most = models[names.index(self.model)].get("max_model_len")

@@ -46,7 +46,7 @@ def free_port() -> int:
 class Server:
     """`hybrid-pages serve` in a process of its own; `wait` for it."""
 
-    def __init__(self, *flags: str, more: Sequence[str] = ()) -> None:
+    def __init__(self, *flags: str, more: Sequence[str] = (), key: str = "none") -> None:
         self.port, self.plain = free_port(), "--plain" in flags
         self.base = f"http://127.0.0.1:{self.port}"
         environment = {**os.environ, "XDG_CACHE_HOME": str(CACHE), "NO_PROXY": "127.0.0.1"}
@@ -58,6 +58,7 @@ class Server:
             text=True,
         )
         self.said: list[str] = []
+        self.client = openai.OpenAI(base_url=f"{self.base}/v1", api_key=key, max_retries=0)
 
     def wait(self) -> "Server":
         """Reads what the command says until it has said what to send."""
@@ -67,7 +68,6 @@ class Server:
                 break
         else:
             raise AssertionError("the server did not start:\n" + "\n".join(self.said))
-        self.client = openai.OpenAI(base_url=f"{self.base}/v1", api_key="none", max_retries=0)
         self.model = self.client.models.list().data[0].id
         return self
 

@@ -40,7 +40,13 @@ def test_the_text_format_is_read():
 
 
 @pytest.mark.parametrize(
-    "url", ["localhost:8000", "http://localhost:8000/", "http://localhost:8000/metrics"]
+    "url",
+    [
+        "localhost:8000",
+        "http://localhost:8000/",
+        "http://localhost:8000/metrics",
+        "http://localhost:8000/v1/",
+    ],
 )
 def test_an_address_may_be_written_in_several_ways(url):
     assert base_of(url) == "http://localhost:8000"

@@ -66,6 +66,8 @@ class CheckedServer:
         """The engine core that gets the requests; None to let the server choose."""
         self.reasons_to_doubt = 0
         """How many answers may have shared their batches with others."""
+        self._core: int | None = None
+        """The engine core that gave the first answer."""
         self._seconds, self._logprobs = seconds, list(_LOGPROBS)
 
     def ask(
@@ -80,12 +82,14 @@ class CheckedServer:
         """The answer of ``count`` tokens to a prompt that may have one source alone.
 
         Raises:
-            ServedModelError: there is no answer, or hybrid-pages does not tell.
+            ServedModelError: there is no answer, hybrid-pages does not tell, or another engine core
+                answers.
         """
         before = self._figures()
         said = self._complete(tokens, count, salt, source, stores=stores)
         after = self._figures()
         told = _told(said, self.served.base)
+        self._require_core(told)
         answer = _answer(said, told, self.served.base)
         shared = _shared(before, after, len(answer.tokens))
         self.reasons_to_doubt += shared
@@ -95,6 +99,19 @@ class CheckedServer:
         costs.computed_tokens += max(0, len(tokens) - answer.cached)
         costs.answer_tokens += len(answer.tokens)
         return CheckedAnswer(answer, told, shared)
+
+    def _require_core(self, told: Mapping[str, Any]) -> None:
+        """What one engine core has stored says nothing of another."""
+        found = told.get("engine")
+        if self._core is None:
+            self._core = found
+        expected = self._core if self.rank is None else self.rank
+        if found != expected:
+            raise ServedModelError(
+                f"{self.served.base}: expected an answer of engine core {expected}, found one of "
+                f"{found}: this address leads to several by turns; run verify at each of their "
+                "addresses"
+            )
 
     def drop(self, tokens: Sequence[int], salt: str) -> None:
         """Has the engine drop what it has of a prompt. It takes a step, and little time."""
