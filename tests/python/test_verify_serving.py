@@ -5,9 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import random
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from hybrid_pages import cli
 from hybrid_pages.scrape import parse
 from hybrid_pages.verify import serving_main, serving_runs
 from hybrid_pages.vllm.scheduler.requests.check import SALT
+from openai_server import serving
 
 N = 16
 WAITING = "vllm:num_requests_waiting"
@@ -26,7 +25,8 @@ class Served:
 
     def __init__(self) -> None:
         self.tiers, self.engines, self.most, self.logprobs = ["host", "disk"], 1, 4096, 20
-        self.key, self.tells, self.here, self.lags = "", True, 0, {"disk": 2}
+        self.key, self.models = "", ("m", "lora")
+        self.tells, self.here, self.lags = True, 0, {"disk": 2}
         self.noise = 0.0
         self.spoiled: set[str] = set()
         self.once = False
@@ -35,6 +35,17 @@ class Served:
         self.known: set[tuple[int, str, tuple[int, ...]]] = set()
         self.bodies: list[dict[str, Any]] = []
         self.rng = random.Random(1)
+
+    def exposed(self) -> str:
+        return "".join(f"{name} {value}\n" for name, value in self.metrics.items())
+
+    def post(self, path: str, body: Any, headers: Mapping[str, str]) -> tuple[int, Any]:
+        if path == "/tokenize":
+            return 200, {"tokens": [1 + ord(it) % 250 for it in body["prompt"]]}
+        if body["logprobs"] > self.logprobs:
+            error = f"Requested sample logprobs of 5, which is greater than {self.logprobs}"
+            return 400, {"error": {"message": error}}
+        return 200, self.answer(body, int(headers.get("X-data-parallel-rank") or self.here))
 
     def answer(self, body: dict[str, Any], rank: int) -> dict[str, Any]:
         self.bodies.append(body)
@@ -102,40 +113,6 @@ class Served:
 def served(monkeypatch, tmp_path) -> Iterator[Any]:
     """The engine; its `run` runs the command there, and gives its status and report."""
     engine = Served()
-
-    class Handler(BaseHTTPRequestHandler):
-        def reply(self, status: int, said: Any) -> None:
-            body = said.encode() if isinstance(said, str) else json.dumps(said).encode()
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def do_GET(self) -> None:
-            if self.path == "/metrics":
-                self.reply(200, "".join(f"{k} {v}\n" for k, v in engine.metrics.items()))
-            elif engine.key and self.headers["Authorization"] != f"Bearer {engine.key}":
-                self.reply(401, {"error": "Unauthorized"})
-            else:
-                models = [{"id": name, "max_model_len": engine.most} for name in ("m", "lora")]
-                self.reply(200, {"data": models})
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            rank = int(self.headers.get("X-data-parallel-rank") or engine.here)
-            if self.path == "/tokenize":
-                self.reply(200, {"tokens": [1 + ord(it) % 250 for it in body["prompt"]]})
-            elif body["logprobs"] > engine.logprobs:
-                error = f"Requested sample logprobs of 5, which is greater than {engine.logprobs}"
-                self.reply(400, {"error": {"message": error}})
-            else:
-                self.reply(200, engine.answer(body, rank))
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}"
     for name in ("TMPDIR", "no_proxy", "VLLM_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -145,13 +122,12 @@ def served(monkeypatch, tmp_path) -> Iterator[Any]:
 
     def run(*words: str) -> tuple[int, Any]:
         report.unlink(missing_ok=True)
-        status = cli.main(["verify", "--url", url, "--json", str(report), *words])
+        status = cli.main(["verify", "--url", engine.url, "--json", str(report), *words])
         return status, json.loads(report.read_text()) if report.exists() else None
 
-    engine.run, engine.url = run, url
-    yield engine
-    server.shutdown()
-    server.server_close()
+    engine.run = run
+    with serving(engine) as engine.url:
+        yield engine
 
 
 def test_equal_answers_of_every_tier_are_status_0(served, tmp_path, capsys):
@@ -246,6 +222,14 @@ def test_an_address_of_one_of_several_cores_says_so(served, monkeypatch):
     monkeypatch.setattr(served, "answer", lambda body, rank: answer(body, 1))
     status, found = served.run()
     assert status == 0 and "engine core 1 of 2 alone" in found["notes"][0]
+
+
+def test_cores_that_answer_by_turns_are_not_compared(served, monkeypatch, capsys):
+    served.engines, answer = 2, served.answer
+    monkeypatch.setattr(served, "answer", lambda body, _: answer(body, len(served.bodies) % 2))
+    assert served.run() == (2, None)
+    said = capsys.readouterr().err
+    assert "expected an answer of engine core 0, found one of 1" in said and "by turns" in said
 
 
 def test_fewer_log_probabilities_are_taken_where_there_are_no_more(served):
