@@ -3,9 +3,9 @@
 usage: serve_soak.py MODEL FOLDER PLAN
 
 PLAN is JSON: the number of this `life`, its `style`, its `seconds`, `host_gb`, whether there are
-`resets`, and in tests of the soak what it plants (`planted_soak.py`). Every line that begins with
-`HP ` is an event in JSON. Prompts are the same in every life, so that what earlier ones have left
-is used.
+`resets`, and in tests of the soak how many `pieces` of traffic there are at least, and what they
+`plant` (`planted_soak.py`). Every line that begins with `HP ` is an event in JSON. Prompts are the
+same in every life, so that what earlier ones have left is used.
 
 Each answer is compared with that of a cold run, as its style says (`soak_styles.py`): to the bit,
 or within a bound. Only the batches and answers of the style `blocks` have one that faults may meet.
@@ -87,7 +87,7 @@ class Soak:
         ]
         kinds, weights = zip(*traffic, strict=True)
         end = time.monotonic() + self.plan["seconds"]
-        while time.monotonic() < end:
+        while time.monotonic() < end or len(self.samples) < self.plan.get("pieces", 0):
             kind = self.rng.choices(kinds, weights)[0]
             self.count(kind.__name__)
             kind()

@@ -37,7 +37,7 @@ def live(model: Path, folder: Path, plan: dict[str, Any], kill: float | None) ->
         text=True,
         cwd=SCRIPT.parent,
     )
-    timer = threading.Timer(START_SECONDS + 3 * plan["seconds"], process.kill)
+    timer = threading.Timer(START_SECONDS + 3 * LIFE_SECONDS, process.kill)
     timer.start()
     events: dict[str, Any] = {}
     lines: list[str] = []
@@ -104,8 +104,9 @@ def test_every_answer_is_right_and_nothing_is_leaked(model, tmp_path):
     ],
 )
 def test_what_is_planted_is_found_and_nothing_else(model, tmp_path, style, plant):
-    plan = {"life": 0, "style": style, "seconds": SHORT_SECONDS, "host_gb": 0.05, "resets": False}
-    events = live(model(STYLES[style].model), tmp_path, plan | {"plant": plant}, None)
+    plan = {"life": 0, "style": style, "seconds": 0, "host_gb": 0.05, "resets": False}
+    plan |= {"plant": plant, "pieces": 15 if plant == "a wrong byte" else 60}
+    events = live(model(STYLES[style].model), tmp_path, plan, None)
     assert "ended" in events, events["printed"]
     wrong = events["ended"]["wrong"]
     assert bool(wrong) is bool(plant), wrong
