@@ -10,11 +10,13 @@ use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 
 use hybrid_pages_tiers::Name;
-use xxhash_rust::xxh3::xxh3_64;
+use redb::backends::InMemoryBackend;
+use redb::{Builder, TableDefinition};
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use crate::door::SystemDoor;
 use crate::format::{CellHeader, Change, DISK_FORMAT_VERSION, HEADER_BYTES, IndexRecord};
-use crate::index::{DiskIndex, FILE, IndexOwner, journal};
+use crate::index::{Claim, DiskIndex, FILE, IndexContents, IndexOwner, contents, journal};
 use any::{Random, fuzz};
 
 const RANKS: usize = 2;
@@ -64,6 +66,13 @@ fn files() -> (Vec<u8>, Vec<u8>, u64) {
     (database, journal, generation)
 }
 
+/// With its last eight bytes a checksum of the others.
+fn resealed(bytes: &mut Vec<u8>, before: &[u8]) {
+    bytes.truncate(bytes.len().saturating_sub(8));
+    let check = xxh3_64(&[before, &bytes[..]].concat());
+    bytes.extend(check.to_le_bytes());
+}
+
 #[test]
 fn changed_records_of_an_index_are_refused_or_are_what_they_say() {
     let corpus: Vec<Vec<u8>> = (0..6).map(|it| record(it).encode(&name(1))).collect();
@@ -72,11 +81,8 @@ fn changed_records_of_an_index_are_refused_or_are_what_they_say() {
         let mut bytes = Vec::new();
         move |random: &mut Random| {
             random.changed(corpus, &mut bytes);
-            let end = bytes.len().saturating_sub(8);
             if random.below(2) == 0 {
-                let check = xxh3_64(&[&name(1)[..], &bytes[..end]].concat());
-                bytes.truncate(end);
-                bytes.extend(check.to_le_bytes());
+                resealed(&mut bytes, &name(1));
             }
             if let Some(found) = IndexRecord::decode(&name(1), &bytes, RANKS) {
                 assert_eq!(found.encode(&name(1)), bytes);
@@ -134,6 +140,43 @@ fn changed_headers_of_cells_are_refused() {
     });
 }
 
+/// What is found belongs to classes that there are, and no cell is that of two entries.
+fn require_agreement(claim: &Claim, found: &IndexContents) {
+    let mut cells = HashSet::new();
+    for (_, place) in &found.places {
+        assert!(place.class < claim.cells.len());
+        assert_eq!(place.sums.len(), claim.ranks);
+        assert!(
+            cells.insert((place.class, place.cell)),
+            "a cell of two entries"
+        );
+    }
+}
+
+/// Where redb's header has its two records of a commit.
+const COMMITS: [usize; 2] = [64, 192];
+
+/// Makes the checksum of such a record right.
+fn reseal_commit(file: &mut [u8], at: usize) {
+    if let Some(record) = file.get_mut(at..at + 128) {
+        let (bytes, check) = record.split_at_mut(112);
+        check.copy_from_slice(&xxh3_128(bytes).to_le_bytes());
+    }
+}
+
+#[test]
+fn a_page_that_is_larger_than_its_file_is_refused_before_it_is_read() {
+    let (database, journal, _) = files();
+    for (commit, root) in COMMITS.into_iter().flat_map(|it| [(it, 8), (it, 40)]) {
+        let mut bytes = database.clone();
+        // A page of 4 GiB.
+        bytes[commit + root + 7] |= 20 << 3;
+        reseal_commit(&mut bytes, commit);
+        let error = DiskIndex::read_copy(bytes, journal.clone()).unwrap_err();
+        assert!(error.to_string().contains("larger"), "{error}");
+    }
+}
+
 #[test]
 fn changed_index_files_are_refused_or_give_records_that_agree() {
     let (database, journal, _) = files();
@@ -147,21 +190,102 @@ fn changed_index_files_are_refused_or_give_records_that_agree() {
             eprintln!("{panic}");
         }
     }));
-    let (corpus, journal) = (&corpus, &journal);
+    let header: Vec<u8> = corpus[0][..320].to_vec();
+    let pages = corpus[0].chunks(4096).map(<[u8]>::to_vec);
+    let pages: Vec<Vec<u8>> = std::iter::once(header).chain(pages).collect();
+    let (corpus, pages, journal) = (&corpus, &pages, &journal);
     fuzz("files of a disk's index", 200, || {
+        let (mut bytes, mut piece) = (Vec::new(), Vec::new());
+        move |random: &mut Random| {
+            let page = match random.below(4) {
+                0 => None,
+                1 => Some(random.below(pages.len())),
+                _ => Some(0),
+            };
+            match page {
+                None => random.changed(corpus, &mut bytes),
+                Some(page) => {
+                    // What follows stays where it was.
+                    random.changed(&pages[page..=page], &mut piece);
+                    piece.truncate(pages[page].len());
+                    bytes.clone_from(&corpus[0]);
+                    let at = page.saturating_sub(1) * 4096;
+                    bytes[at..at + piece.len()].copy_from_slice(&piece);
+                }
+            }
+            for commit in COMMITS {
+                if random.below(2) == 0 {
+                    reseal_commit(&mut bytes, commit);
+                }
+            }
+            if let Ok((claim, found)) = DiskIndex::read_copy(bytes.clone(), journal.clone()) {
+                require_agreement(&claim, &found);
+            }
+        }
+    });
+}
+
+/// Files that redb finds sound, with changed bytes in them.
+#[test]
+fn changed_contents_of_an_index_are_refused_or_agree() {
+    const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
+    const ENTRIES: TableDefinition<'_, &[u8; 32], &[u8]> = TableDefinition::new("entries");
+    let (_, journal, generation) = files();
+    let owners = [
+        owner().encode(),
+        IndexOwner {
+            ranks: 1,
+            ..owner()
+        }
+        .encode(),
+    ];
+    let generations = [generation, 0].map(|it| it.to_le_bytes().to_vec());
+    let learnt = [0, 50].map(|length| {
+        let mut bytes = vec![3; length + 8];
+        resealed(&mut bytes, &[]);
+        bytes
+    });
+    let (owners, generations, learnt, journal) = (&owners, &generations, &learnt, &journal);
+    fuzz("contents of a disk's index", 10, || {
+        let database = Builder::new()
+            .create_with_backend(InMemoryBackend::new())
+            .unwrap();
         let mut bytes = Vec::new();
         move |random: &mut Random| {
-            random.changed(corpus, &mut bytes);
-            let Ok((claim, found)) = DiskIndex::read_copy(bytes.clone(), journal.clone()) else {
-                return;
-            };
-            let mut cells = HashSet::new();
-            for (_, place) in &found.places {
-                assert!(place.class < claim.cells.len());
-                assert!(
-                    cells.insert((place.class, place.cell)),
-                    "a cell of two entries"
-                );
+            let writing = database.begin_write().unwrap();
+            {
+                let mut meta = writing.open_table(META).unwrap();
+                for (key, corpus) in [
+                    ("owner", owners),
+                    ("journal", generations),
+                    ("learnt", learnt),
+                ] {
+                    match random.below(8) {
+                        0 => random.changed(corpus, &mut bytes),
+                        1 if key != "owner" => {
+                            meta.remove(key).unwrap();
+                            continue;
+                        }
+                        _ => bytes.clone_from(&corpus[0]),
+                    }
+                    meta.insert(key, &bytes[..]).unwrap();
+                }
+                let mut entries = writing.open_table(ENTRIES).unwrap();
+                entries.retain(|_, _| false).unwrap();
+                for _ in 0..random.below(6) {
+                    let name = name(random.below(70) as u64);
+                    let number = random.below(4) as u64;
+                    bytes = record(number).encode(&name);
+                    if random.below(2) == 0 {
+                        random.changed(&[bytes.clone()], &mut bytes);
+                        resealed(&mut bytes, &name);
+                    }
+                    entries.insert(&name, &bytes[..]).unwrap();
+                }
+            }
+            writing.commit().unwrap();
+            if let Ok((claim, found)) = contents(&database, journal) {
+                require_agreement(&claim, &found);
             }
         }
     });

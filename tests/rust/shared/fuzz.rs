@@ -3,13 +3,15 @@
 //! `HYBRID_PAGES_EXECUTIONS` is how often, `HYBRID_PAGES_SEED` the first seed.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
 
 use super::report::{report, setting};
 
 /// One execution takes no longer, also on a machine with much to do.
 const HANG: Duration = Duration::from_secs(20);
-/// What the allocator may keep.
+/// How much memory all executions may take.
 const GROWTH: u64 = 64 << 20;
 
 /// Numbers that a seed gives.
@@ -83,42 +85,58 @@ impl Random {
     }
 }
 
-/// Bytes of memory that this process has.
-fn resident() -> u64 {
-    let Ok(text) = std::fs::read_to_string("/proc/self/statm") else {
+/// The most bytes of memory that this process has had.
+fn peak() -> u64 {
+    let Ok(text) = std::fs::read_to_string("/proc/self/status") else {
         return 0;
     };
-    let pages = text.split(' ').nth(1).and_then(|pages| pages.parse().ok());
-    pages.map_or(0, |pages: u64| pages * 4096)
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok());
+    kib.map_or(0, |kib: u64| kib << 10)
 }
 
-/// Runs a part of all executions (one of so many) on each processor. `run` makes what a thread executes.
+/// Runs all executions on all processors: as many as the environment says, or else one of `one_of` of the usual
+/// number. `run` makes what a thread executes.
 pub fn fuzz<R: FnMut(&mut Random)>(what: &str, one_of: u64, run: impl Fn() -> R + Sync) {
-    let executions = setting("HYBRID_PAGES_EXECUTIONS", 20_000).div_ceil(one_of);
+    let executions = setting("HYBRID_PAGES_EXECUTIONS", 20_000 / one_of);
     let seed = setting("HYBRID_PAGES_SEED", u64::from(std::process::id()));
     println!("{what}: seed {seed}");
     let threads = std::thread::available_parallelism().map_or(1, |it| it.get() as u64);
+    let share = executions.div_ceil(threads);
+    let done: Vec<AtomicU64> = (0..threads).map(|_| AtomicU64::new(0)).collect();
     std::thread::scope(|scope| {
-        for thread in 0..threads {
-            let run = &run;
+        let (running, ended) = mpsc::channel::<()>();
+        let each = (0_u64..).zip(&done).map(|(thread, done)| {
+            let (run, running) = (&run, running.clone());
             scope.spawn(move || {
+                let _running = running;
                 let (mut execute, mut random) = (run(), Random(seed << 8 | thread));
-                let share = executions.div_ceil(threads);
                 let mut warm = 0;
                 for at in 0..share {
                     if at == share / 4 {
-                        warm = resident();
+                        warm = peak();
                     }
-                    let begun = (at % 64 == 0 || one_of > 1).then(Instant::now);
                     execute(&mut random);
-                    if let Some(begun) = begun {
-                        assert!(begun.elapsed() < HANG, "{what}: an execution hung");
-                    }
+                    done.store(at + 1, Ordering::Relaxed);
                 }
-                let grown = resident().saturating_sub(warm);
+                let grown = peak().saturating_sub(warm);
                 assert!(grown < GROWTH, "{what}: memory grew by {grown} bytes");
-            });
+            })
+        });
+        let each: Vec<_> = each.collect();
+        drop(running);
+        let now = || done.iter().map(|it| it.load(Ordering::Relaxed));
+        let mut before = vec![u64::MAX; done.len()];
+        while ended.recv_timeout(HANG) == Err(RecvTimeoutError::Timeout) {
+            let mut since = each.iter().zip(now()).zip(&before);
+            if since.any(|((it, at), &was)| at == was && !it.is_finished()) {
+                eprintln!(
+                    "{what}, seed {seed}: an execution hangs, after {before:?} of each thread"
+                );
+                std::process::abort();
+            }
+            before = now().collect();
         }
     });
-    report([(&*format!("executions of {what}"), executions)]);
+    report([(&*format!("executions of {what}"), share * threads)]);
 }

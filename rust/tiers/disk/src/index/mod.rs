@@ -5,6 +5,7 @@
 //! stays as it is.
 
 mod backend;
+mod header;
 pub(crate) mod journal;
 
 use std::collections::HashMap;
@@ -113,7 +114,7 @@ impl Claim {
 }
 
 impl IndexOwner<'_> {
-    fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = self.format.to_le_bytes().to_vec();
         bytes.extend((self.ranks as u32).to_le_bytes());
         bytes.extend(self.identity);
@@ -159,37 +160,13 @@ impl DiskIndex {
         journal: Vec<u8>,
     ) -> Result<(Claim, IndexContents), Cause> {
         guarded(|| {
+            require_fit(index.first_chunk(), index.len() as u64)?;
             let database = Builder::new()
                 .set_cache_size(CACHE_BYTES)
                 .set_check_integrity_on_open(true)
                 .create_with_backend(InMemory::new(index))
                 .map_err(Cause::of)?;
-            let claim = claim_of(&database).map_err(Cause::of)?;
-            let claim = claim.as_deref().and_then(Claim::decode);
-            let claim = claim.ok_or("expected an index of this format, found another")?;
-            let owner = IndexOwner {
-                format: claim.format,
-                identity: &claim.identity,
-                ranks: claim.ranks,
-                cells: claim.cells.clone(),
-            };
-            let loaded = load(&database, &owner.encode(), &owner);
-            let loaded = loaded.map_err(Cause::of)?;
-            let Loaded {
-                generation,
-                mut records,
-                mut damaged,
-                ..
-            } = loaded.ok_or("expected a generation, found none")?;
-            let unsaved = journal::read(&journal, generation, claim.ranks);
-            apply(&mut records, &unsaved);
-            let places = check(records, claim.cells.len(), &mut damaged);
-            let found = IndexContents {
-                places,
-                damaged,
-                ..IndexContents::default()
-            };
-            Ok((claim, found))
+            contents(&database, &journal)
         })
     }
 
@@ -202,7 +179,13 @@ impl DiskIndex {
     ) -> Result<(Self, IndexContents), Cause> {
         let open = |name| refused.call(door.open(folder.as_fd(), name, false));
         let mut file = open(FILE)?;
-        let is_new = refused.call(file.length())? == 0;
+        let length = refused.call(file.length())?;
+        let is_new = length == 0;
+        let mut start = [0; header::BYTES];
+        if length >= start.len() as u64 {
+            refused.call(file.read_all(&mut start, 0))?;
+            require_fit(Some(&start), length)?;
+        }
         if is_new {
             // The file has another name until it is whole, since this process may be killed before.
             refused.call(remove(folder, NEW))?;
@@ -313,6 +296,16 @@ fn remove(folder: &OwnedFd, name: &str) -> io::Result<()> {
     }
 }
 
+/// Checks the first bytes of a file of some length, if it has as many.
+fn require_fit(start: Option<&[u8; header::BYTES]>, length: u64) -> Result<(), Cause> {
+    match start {
+        Some(start) if !header::fits(start, length) => {
+            Err("expected pages in the file, found one that is larger than it".into())
+        }
+        _ => Ok(()),
+    }
+}
+
 fn claim_new(database: &Database, claim: &[u8], generation: &[u8]) -> Result<(), redb::Error> {
     let mut writing = database.begin_write()?;
     writing.set_durability(Durability::Immediate)?;
@@ -339,6 +332,38 @@ struct Loaded {
     damaged: Vec<Name>,
     /// The knowledge of the tier's policy: empty if none was kept, `None` if it is damaged.
     learnt: Option<Vec<u8>>,
+}
+
+/// What a database and a copy of its journal say, for the owner that the database names.
+pub(crate) fn contents(
+    database: &Database,
+    journal: &[u8],
+) -> Result<(Claim, IndexContents), Cause> {
+    let claim = claim_of(database).map_err(Cause::of)?;
+    let claim = claim.as_deref().and_then(Claim::decode);
+    let claim = claim.ok_or("expected an index of this format, found another")?;
+    let owner = IndexOwner {
+        format: claim.format,
+        identity: &claim.identity,
+        ranks: claim.ranks,
+        cells: claim.cells.clone(),
+    };
+    let loaded = load(database, &owner.encode(), &owner).map_err(Cause::of)?;
+    let Loaded {
+        generation,
+        mut records,
+        mut damaged,
+        ..
+    } = loaded.ok_or("expected a generation, found none")?;
+    let unsaved = journal::read(journal, generation, claim.ranks);
+    apply(&mut records, &unsaved);
+    let places = check(records, claim.cells.len(), &mut damaged);
+    let found = IndexContents {
+        places,
+        damaged,
+        ..IndexContents::default()
+    };
+    Ok((claim, found))
 }
 
 /// Reads the database; `None` if the index has another owner.
