@@ -21,7 +21,7 @@ built=
 for source in "$here"/*.cpp; do
     object=$objects/$(basename "$source" .cpp).o
     stale "$object" || continue
-    "${CXX:-c++}" -std=c++17 -O1 -fPIC -fvisibility=hidden -fno-strict-aliasing -pthread -Wall -Wextra \
+    "${CXX:-c++}" ${CXXFLAGS:-} -std=c++17 -O1 -fPIC -fvisibility=hidden -fno-strict-aliasing -pthread -Wall -Wextra \
         -Wno-unknown-pragmas -Wno-attributes -Wno-parentheses -Wno-maybe-uninitialized \
         -c "$source" -o "$object" &
     built="$built $!"
@@ -32,6 +32,6 @@ if [ -z "$built" ] && [ -f "$out" ] && [ -z "$(find "$objects" -name '*.o' -newe
     exit 0
 fi
 echo "{ local: $hidden nothing; };" >"$out.map"
-"${CXX:-c++}" -shared -pthread -Wl,-soname,libcuda.so.1 -Wl,--version-script="$out.map" \
+"${CXX:-c++}" ${CXXFLAGS:-} -shared -pthread -Wl,-soname,libcuda.so.1 -Wl,--version-script="$out.map" \
     -o "$out.new" "$objects"/*.o
 mv "$out.new" "$out"

@@ -83,10 +83,12 @@ PARTS = {
         {"HYBRID_PAGES_RESTORES": "1000000"},
     ),
     "races": Part(
-        "the core's threads in many orders, under shuttle; many threads of Python on one cache",
+        "the core's threads in many orders, under shuttle; many threads of Python on one cache; a "
+        "driver's streams under ThreadSanitizer",
         [
             ["cargo", "test", "--locked", "--quiet", *RACES, "--", "--nocapture"],
             pytest(LIGHT, "tests/python/test_threads.py"),
+            cargo("hybrid-pages-cuda", "it", "--ignored", "cuda_tsan::only"),
         ],
         {"HYBRID_PAGES_RACES": "200000", "HYBRID_PAGES_THREADS_SECONDS": "300"},
     ),

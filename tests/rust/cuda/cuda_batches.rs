@@ -154,7 +154,7 @@ fn stores_do_not_wait_for_ever() {
         assert!(loads < 2_000, "the store waits behind {loads} loads");
         // Each of a fence of its own: they do not go together.
         plain.fence(&stream).unwrap();
-        let next = load(4 + loads % 4);
+        let next = load(4 + (loads + 1) % 4);
         assert!(plain.engine.wait(last, None).unwrap());
         (last, loads) = (next, loads + 1);
     }

@@ -6,7 +6,10 @@ mod cuda_order;
 mod cuda_pinning;
 mod cuda_refusals;
 mod cuda_support;
+mod cuda_tsan;
 mod mock_cuda;
+#[path = "../shared/report.rs"]
+mod report;
 #[path = "../shared/transfer_random.rs"]
 mod transfer_random;
 #[path = "../shared/transfer_support.rs"]

@@ -441,17 +441,26 @@ impl Drop for Hold<'_> {
     }
 }
 
-/// Builds the mock unless it is there.
+/// Builds the mock unless it is there: with ThreadSanitizer, if `HYBRID_PAGES_TSAN` is set.
 fn library(hidden: &[&str]) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("mock-cuda");
+    let watched = std::env::var_os("HYBRID_PAGES_TSAN").is_some();
+    let folder = if watched {
+        "mock-cuda-tsan"
+    } else {
+        "mock-cuda"
+    };
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder);
     fs::create_dir_all(&folder).unwrap();
     let lock = File::create(folder.join("lock")).unwrap();
     lock.lock().unwrap();
     let name = [&["libcuda"], hidden].concat().join("-");
     let path = folder.join(name + ".so.1");
     let mut build = Command::new(root.join("tests/mock-cuda/build.sh"));
-    build.arg(&path);
+    build.arg(&path).env_remove("LD_PRELOAD");
+    if watched {
+        build.env("CXXFLAGS", "-fsanitize=thread -g");
+    }
     for function in hidden {
         build.args(["--hide", function]);
     }
