@@ -112,6 +112,6 @@ fn most_under_the_lock(entries: usize) -> Work {
 
 #[test]
 fn no_hold_of_the_books_lock_moves_or_frees_what_the_store_has() {
-    let most = most_under_the_lock(1 << 13);
+    let most = most_under_the_lock(1 << 12);
     assert!(most.bytes < 1 << 16 && most.calls < 256, "{most:?}");
 }

@@ -26,6 +26,8 @@ use hybrid_pages_tiers::{CopyEnds, Identity, Ledger, PanicFlag, Planes, Seals, p
 /// How long a thread that needs room waits for others that make some.
 const GIVING: Duration = Duration::from_millis(2);
 const MOST_WAITS: usize = 5_000;
+/// Most uses that are noted under one hold of the book's lock.
+const PORTION: usize = 256;
 
 /// The state that a disk shares with its handles and threads. The lock `opening` is taken first, then that of the
 /// book, then the others. Only `opening` may be held during a system call that may wait for the device.
@@ -466,11 +468,12 @@ impl DiskShared {
         if used.is_empty() {
             return;
         }
-        let mut book = lock(&self.book);
-        for name in &used {
-            book.note_use(name);
+        for portion in used.chunks(PORTION) {
+            let mut book = lock(&self.book);
+            for name in portion {
+                book.note_use(name);
+            }
         }
-        drop(book);
         self.bell.ring();
     }
 
