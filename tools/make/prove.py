@@ -43,6 +43,8 @@ NEEDS = {LIGHT: ["venv-light"], FULL: ["venv", "vllm-sources"]}
 # The vLLMs that schedulers are tested on, beside the installed one.
 SOURCES = sorted(path.stem for path in (ROOT / "requirements").glob("vllm-[0-9]*.txt"))
 
+TIERS = "disk", "remote", "mooncake"
+
 
 @dataclass(frozen=True)
 class Part:
@@ -133,8 +135,11 @@ PARTS = {
         {"HYBRID_PAGES_TREES": "16"},
     ),
     "sizes": Part(
-        "what calls allocate and how often they take the lock, at long prompts and large stores",
-        [cargo("hybrid-pages", "sizes")],
+        "what calls of the cache and of each tier allocate, at long prompts and large stores",
+        [
+            cargo("hybrid-pages", "sizes"),
+            *(cargo(f"hybrid-pages-{tier}", "lib", "sizes") for tier in TIERS),
+        ],
         {"HYBRID_PAGES_SIZES": "full"},
     ),
     "soak": Part(
