@@ -24,7 +24,7 @@ GROWING = [
         "pack.entries.len().saturating_sub(PORTION);",
         "0;",
         "hybrid-pages-remote",
-        ("lib::sizes", "lib::catalog"),
+        ("lib::catalog",),
     ),
     Fault(
         "a reset frees what a remote store knows while the cache waits",
