@@ -521,7 +521,7 @@ RUST = [
     _rust(
         "hybrid-pages-disk",
         "a disk does not know the tails that an earlier process left",
-        "let known = false;\n            self.tails.add(&name);",
+        "let known = false;\n            contents.tails.add(&name);",
         "let known = false;",
         "it::disk::",
     ),
