@@ -52,7 +52,8 @@ class Visitor:
     """Sends requests and keeps the answers by name.
 
     vLLM's own prefix cache is emptied before each: only the connector can remember. `after`: who
-    did the same before, whose conversations are repeated word by word.
+    did the same before, whose conversations are repeated word by word, and all of it computed: the
+    connector forgets, too.
     """
 
     def __init__(self, server: Server, after: "Visitor | None" = None) -> None:
@@ -75,20 +76,25 @@ class Visitor:
         self.forks()
         self.streams()
         self.cancelled()
-        self.seeded()
+        # Computed alone, prompts take more than one step where the connector ends one for a state.
+        if self._after is None or self.server.plain:
+            self.seeded()
         self.prompt_logprobs()
         self.structured()
         self.stop_strings()
 
     def ask(self, name: str, messages: Sequence[Message], **more: Any) -> str:
         """One chat request, alone."""
-        self.server.forget()
+        self.forget()
         return self._note(name, self.server.chat(messages, **more))
 
     def _note(self, name: str, reply: Any) -> str:
         self.seen[name], self.cached[name] = answer(reply), cached(reply)
         self.prompts[name] = reply.usage.prompt_tokens
         return (self._after or self).seen[name].texts[0]
+
+    def forget(self) -> None:
+        self.server.forget(everything=self._after is not None and not self.server.plain)
 
     # ---- one at a time
 
@@ -112,7 +118,7 @@ class Visitor:
         """The same as forks, word by word."""
         trunk = self.talk["museum"][:5]
         for i in range(2):
-            self.server.forget()
+            self.forget()
             text, reason, at = "", None, []
             for choice in self._stream([*trunk, user(f"Then I will come on day {i}.")]):
                 text += choice.delta.content or ""
@@ -125,13 +131,13 @@ class Visitor:
         for i, name in enumerate(("tower", "tower", "harbour")):
             messages = [system(name), user(f"Tell me everything, from number {i} on.")]
             for _ in range(5):  # on busy cores an answer may end before the server is told
-                self.server.forget()
+                self.forget()
                 before = self.server.generated()
                 stream = self._stream(messages, count=LONG, extra_body={"ignore_eos": True})
                 for _ in range(2 + 5 * i):
                     next(stream)
                 stream.close()
-                self.server.forget()  # waits for the request's end
+                self.forget()  # waits for the request's end
                 generated = self.server.generated() - before
                 if generated < LONG:
                     break
@@ -157,7 +163,7 @@ class Visitor:
     def prompt_logprobs(self) -> None:
         """Plain text, with the ranking of the prompt's own tokens: vLLM computes all of those."""
         for i in range(2):
-            self.server.forget()
+            self.forget()
             reply = self.server.client.completions.create(
                 model=self.server.model,
                 prompt=self.talk["station"][0]["content"],
@@ -205,7 +211,7 @@ class Visitor:
             f"at once {i}": [openings[i % 2], user(f"I am number {i}, where do I find you?")]
             for i in range(16)
         }
-        self.server.forget()
+        self.forget()
         with ThreadPoolExecutor(16) as pool:
             replies = list(pool.map(self.server.chat, asked.values()))
         for name, reply in zip(asked, replies, strict=True):
