@@ -3,27 +3,25 @@
 use std::fmt;
 use std::sync::Arc;
 
-use hashbrown::{HashMap, HashSet};
-use hybrid_pages::error::{Error, Result};
+use hybrid_pages::error::Result;
 use ring::digest::{SHA256, digest};
 use ring::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
 
+use crate::key_file::{KeyFile, random};
+use crate::key_tree::{KEY_BYTES, Key, hex};
 use crate::name::Identity;
 
-const KEY_BYTES: usize = 32;
 /// What a namespace of a named tenant begins with. The length of the tenant's name follows in 8 bytes, and the name.
 const TENANT: &[u8] = b"tenant";
-
-type Key = [u8; KEY_BYTES];
 
 /// The keys in a key file. Clones share them. They are never shown.
 #[derive(Clone)]
 pub struct EncryptKeys(Arc<KeyRing>);
 
 struct KeyRing {
-    main: Key,
-    /// Keys of single tenants, by the SHA-256 of the tenant's name.
-    tenants: HashMap<Key, Key>,
+    file: KeyFile,
+    /// Makes keys for tenants whose own were destroyed. It ends with the process.
+    passing: Key,
     derived: Prk,
 }
 
@@ -37,53 +35,21 @@ pub(crate) struct TenantKey {
 impl EncryptKeys {
     /// Reads the text of a key file. Errors don't repeat what is in it.
     ///
-    /// A line is the key for all, in 64 hexadecimal digits, or the word `tenant` with the SHA-256 of a tenant's name
-    /// and the tenant's own key, each in as many digits. Empty lines, and what follows a `#`, count for nothing.
+    /// A line is the key for all, in 64 hexadecimal digits; or `tenants` and a key from which those of all tenants grow;
+    /// or `tenant`, the SHA-256 of a tenant's name and the tenant's own key; or `store` and the name of the store that
+    /// the file is for. Empty lines, and what follows a `#`, count for nothing.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for any other line, without a key for all, for two keys for one use, and for one key
-    /// in two lines: it would not be gone with one of them.
+    /// [`Error::InvalidArgument`](hybrid_pages::error::Error::InvalidArgument) for any other line, without a key for
+    /// all, for two keys for one use, and for one key in two lines: it would not be gone with one of them.
     pub fn parse(text: &str) -> Result<Self> {
-        let (mut main, mut tenants, mut all) = (None, HashMap::new(), HashSet::new());
-        for (at, line) in text.lines().enumerate() {
-            let line = line.split('#').next().unwrap_or_default();
-            let words: Vec<&str> = line.split_whitespace().collect();
-            let key = words.last().and_then(|key| digits(key));
-            let twice = key.is_some_and(|key| !all.insert(key));
-            let again = match words[..] {
-                [] => false,
-                [key] => main.replace(sound_key(key, at)?).is_some(),
-                ["tenant", name, key] => {
-                    let name = digits(name).ok_or_else(|| wrong(at))?;
-                    tenants.insert(name, sound_key(key, at)?).is_some()
-                }
-                _ => return Err(wrong(at)),
-            };
-            if again {
-                let line = at + 1;
-                return Err(Error::InvalidArgument(format!(
-                    "encrypt_key: line {line}: expected one key for all and one for each tenant, found a second one"
-                )));
-            }
-            if twice {
-                let line = at + 1;
-                return Err(Error::InvalidArgument(format!(
-                    "encrypt_key: line {line}: expected a key that no other line has, found that of a line before: \
-                     make one with `openssl rand -hex 32`"
-                )));
-            }
-        }
-        let main = main.ok_or_else(|| {
-            Error::InvalidArgument(
-                "encrypt_key: expected a line with a key of 64 hexadecimal digits, found none: make one with \
-                 `openssl rand -hex 32`"
-                    .into(),
-            )
-        })?;
-        let derived = Salt::new(HKDF_SHA256, b"hybrid-pages").extract(&main);
+        let file = KeyFile::parse(text)?;
+        let mut passing = [0; KEY_BYTES];
+        random(&mut passing)?;
+        let derived = Salt::new(HKDF_SHA256, b"hybrid-pages").extract(&file.main);
         Ok(Self(Arc::new(KeyRing {
-            main,
-            tenants,
+            file,
+            passing,
             derived,
         })))
     }
@@ -91,26 +57,31 @@ impl EncryptKeys {
     /// A short name of the key for all, by which people and directories tell keys apart: 16 hexadecimal digits.
     #[must_use]
     pub fn id(&self) -> String {
-        let id = derive(&self.0.derived, &[b"id"]);
-        id[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+        hex(&derive(&self.0.derived, &[b"id"])[..8])
     }
 
-    /// The identity of encrypted entries: another one for each key.
+    /// The identity of encrypted entries: another one for each key and each name of a store.
     pub(crate) fn identity(&self, identity: &Identity) -> Identity {
-        derive(&self.0.derived, &[b"identity", identity])
+        let store = self.0.file.store.as_bytes();
+        derive(&self.0.derived, &[b"identity", identity, store])
     }
 
     /// The key of the tenant that a namespace belongs to.
     pub(crate) fn tenant(&self, namespace: &[u8]) -> TenantKey {
-        let name = digest(&SHA256, tenant_of(namespace));
-        let ring = &*self.0;
-        let own = <Key>::try_from(name.as_ref()).ok();
-        let own = own.and_then(|name| ring.tenants.get(&name));
+        let mut name = [0; KEY_BYTES];
+        name.copy_from_slice(digest(&SHA256, tenant_of(namespace)).as_ref());
+        let (ring, file) = (&*self.0, &self.0.file);
+        let own = file.tenants.get(&name).copied();
+        let own = own.or_else(|| {
+            let grown = || file.tree.leaf(&name);
+            let passing = || *blake3::keyed_hash(&ring.passing, &name).as_bytes();
+            (!file.tree.is_empty()).then(|| grown().unwrap_or_else(passing))
+        });
         let both = own.map(|own| {
-            Salt::new(HKDF_SHA256, b"hybrid-pages tenant").extract(&[ring.main, *own].concat())
+            Salt::new(HKDF_SHA256, b"hybrid-pages tenant").extract(&[file.main, own].concat())
         });
         let from = both.as_ref().unwrap_or(&ring.derived);
-        let key = derive(from, &[b"tenant", name.as_ref()]);
+        let key = derive(from, &[b"tenant", &name]);
         let derived = Prk::new_less_safe(HKDF_SHA256, &key);
         let sums = derive(&derived, &[b"sums"]);
         TenantKey { derived, sums }
@@ -155,37 +126,10 @@ pub(crate) fn derive(from: &Prk, info: &[&[u8]]) -> Key {
     bytes
 }
 
-fn sound_key(text: &str, at: usize) -> Result<Key> {
-    let key = digits(text).ok_or_else(|| wrong(at))?;
-    if key == [0; KEY_BYTES] {
-        let line = at + 1;
-        return Err(Error::InvalidArgument(format!(
-            "encrypt_key: line {line}: expected a random key, found zeros: make one with `openssl rand -hex 32`"
-        )));
-    }
-    Ok(key)
-}
-
-fn digits(text: &str) -> Option<Key> {
-    let mut key = [0; KEY_BYTES];
-    let is_hex = text.len() == 2 * KEY_BYTES && text.bytes().all(|it| it.is_ascii_hexdigit());
-    for (at, byte) in key.iter_mut().enumerate().filter(|_| is_hex) {
-        *byte = u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok()?;
-    }
-    is_hex.then_some(key)
-}
-
-fn wrong(at: usize) -> Error {
-    let line = at + 1;
-    Error::InvalidArgument(format!(
-        "encrypt_key: line {line}: expected a key of 64 hexadecimal digits, or `tenant`, the SHA-256 of a cache_salt \
-         and a key, found something else"
-    ))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key_file::without_tenant;
 
     const MAIN: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
     const OTHER: &str = "10112233445566778899AABBCCDDEEFF00112233445566778899aabbccddeeff";
@@ -226,7 +170,6 @@ mod tests {
     /// another version of the format.
     #[test]
     fn keys_are_derived_as_the_version_says() {
-        let hex = |bytes: &[u8]| -> String { bytes.iter().map(|it| format!("{it:02x}")).collect() };
         let plain = EncryptKeys::parse(MAIN).unwrap();
         let named = EncryptKeys::parse(&format!("{MAIN}\ntenant {NAME} {OTHER}")).unwrap();
         let salt = namespace("salt");
@@ -259,37 +202,55 @@ mod tests {
     }
 
     #[test]
-    fn other_texts_are_refused_without_being_repeated() {
-        let zeros = "0".repeat(64);
-        for (text, expected) in [
-            (String::new(), "found none"),
-            (format!("{MAIN}\n{OTHER}"), "line 2: expected one key"),
-            (
-                format!("{MAIN}\ntenant {NAME} {OTHER}\ntenant {NAME} {MAIN}"),
-                "line 3",
-            ),
-            (format!("{MAIN}00"), "line 1"),
-            (format!("x{}", &MAIN[1..]), "line 1"),
-            (format!("{MAIN}\ntenant salt {OTHER}"), "line 2"),
-            (format!("{MAIN}\ntenant {NAME}"), "line 2"),
-            (format!("{}é", &MAIN[2..]), "line 1"),
-            (zeros, "found zeros"),
-            (
-                format!("{MAIN}\ntenant {NAME} {MAIN}"),
-                "line 2: expected a key that no other line has",
-            ),
-            (
-                format!("tenant {NAME} {OTHER}\n{OTHER}"),
-                "line 2: expected a key that no other line has",
-            ),
-            (
-                format!("{MAIN}\ntenant {NAME} {OTHER}\ntenant {MAIN} {OTHER}"),
-                "line 3: expected a key that no other line has",
-            ),
-        ] {
-            let error = EncryptKeys::parse(&text).unwrap_err().to_string();
-            assert!(error.contains(expected), "{error}");
-            assert!(!error.contains("223344"), "{error}");
+    fn a_tree_gives_every_tenant_a_key_and_a_destroyed_one_a_passing_key() {
+        let text = format!("{MAIN}\ntenants {OTHER}");
+        let (plain, grown) = (
+            EncryptKeys::parse(MAIN).unwrap(),
+            EncryptKeys::parse(&text).unwrap(),
+        );
+        assert_eq!(plain.id(), grown.id());
+        let (salt, other) = (namespace("salt"), namespace("other"));
+        let sums = |keys: &EncryptKeys, namespace: &[u8]| keys.tenant(namespace).sums;
+        for tenant in [&salt[..], &other, b""] {
+            assert_ne!(sums(&plain, tenant), sums(&grown, tenant));
         }
+        let mut name = [0; KEY_BYTES];
+        name.copy_from_slice(digest(&SHA256, b"salt").as_ref());
+        let gone = without_tenant(&text, &name).unwrap();
+        let after = EncryptKeys::parse(&gone).unwrap();
+        assert_eq!(sums(&after, &other), sums(&grown, &other));
+        assert_eq!(sums(&after, b""), sums(&grown, b""));
+        assert_ne!(sums(&after, &salt), sums(&grown, &salt));
+        assert_eq!(
+            sums(&after, &salt),
+            sums(&EncryptKeys::parse(&gone).unwrap(), &salt)
+        );
+        // Without its new line the tenant has a key that nobody can make again.
+        let line = |line: &&str| !line.starts_with("tenant ");
+        let nobody = gone.lines().filter(line).collect::<Vec<_>>().join("\n");
+        let (one, two) = (
+            EncryptKeys::parse(&nobody).unwrap(),
+            EncryptKeys::parse(&nobody).unwrap(),
+        );
+        assert_eq!(sums(&one, &salt), sums(&one, &salt));
+        assert_ne!(sums(&one, &salt), sums(&two, &salt));
+        assert_ne!(sums(&one, &salt), sums(&grown, &salt));
+        assert_ne!(sums(&one, &salt), sums(&plain, &salt));
+        assert_eq!(sums(&one, &other), sums(&grown, &other));
+    }
+
+    #[test]
+    fn a_store_with_a_name_has_identities_of_its_own() {
+        let named = |name: &str| EncryptKeys::parse(&format!("{MAIN}\nstore {name}")).unwrap();
+        let plain = EncryptKeys::parse(MAIN).unwrap();
+        let all = [
+            plain.identity(&[1; 32]),
+            named("a").identity(&[1; 32]),
+            named("b").identity(&[1; 32]),
+        ];
+        assert!(all[0] != all[1] && all[1] != all[2] && all[0] != all[2]);
+        assert_eq!(named("a").identity(&[1; 32]), all[1]);
+        assert_eq!(named("a").id(), plain.id());
+        assert_eq!(named("a").tenant(b"").sums, plain.tenant(b"").sums);
     }
 }
