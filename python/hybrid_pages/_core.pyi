@@ -45,6 +45,7 @@ from hybrid_pages._stubs.disk import (
     Disk,
     DiskTree,
     encrypt_key_id,
+    without_tenant_key,
 )
 from hybrid_pages._stubs.errors import (
     ArenaError,
@@ -105,6 +106,7 @@ __all__ = [
     "POLICIES",
     "REMOTE_FORMAT_VERSION",
     "ROUTES",
+    "SEALED_DISK_FORMAT_VERSION",
     "Admission",
     "Arena",
     "ArenaError",
@@ -169,10 +171,12 @@ __all__ = [
     "run_fleets",
     "started_cuda_devices",
     "tail_key",
+    "without_tenant_key",
 ]
 
 FORMAT_VERSION: int
 DISK_FORMAT_VERSION: int
 REMOTE_FORMAT_VERSION: int
+SEALED_DISK_FORMAT_VERSION: int
 
 __version__: str

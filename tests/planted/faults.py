@@ -669,7 +669,7 @@ RUST = [
     _rust(
         "hybrid-pages-disk",
         "a disk whose entries have another key is taken",
-        "        (Some(found), Some(key)) if found == key => Ok(()),",
+        "        (Some(found), Some(key)) if found == mark_of(key) => Ok(()),",
         "        (Some(_), Some(_)) => Ok(()),",
         "it::encrypted",
     ),
@@ -679,6 +679,20 @@ RUST = [
         "        bound[36..68].copy_from_slice(&self.name);",
         "        bound[36..68].copy_from_slice(at.identity);",
         "lib::tiles_open_where_they_were_sealed_and_nowhere_else",
+    ),
+    _rust(
+        "hybrid-pages-tiers",
+        "the key of a destroyed tenant can be made again",
+        "            beside.push(self.child(!bit));",
+        "            beside.extend([self, self.child(!bit)]);",
+        "lib::every_leaf_but_the_one_that_was_taken_still_grows",
+    ),
+    _rust(
+        "hybrid-pages-remote",
+        "encrypted packs are not bound to their store",
+        ".identity(identity, &shared.options.place.name);",
+        '.identity(identity, "");',
+        "it::encrypted",
     ),
 ]
 

@@ -20,6 +20,7 @@ from hybrid_pages import Arena, Cache, Disk, Geometry, Group, Layer, Segment, ch
 
 FOLDER = Path(__file__).parents[1] / "data" / "golden"
 KEY = "f00dfeedf00dfeedf00dfeedf00dfeedf00dfeedf00dfeedf00dfeedf00dfeed"
+KEYS = f"{KEY}\ntenants {KEY[::-1]}\nstore golden"
 IDENTITY = bytes(range(32))
 PROMPT = "abc"
 SIZES = (64, 160)
@@ -122,8 +123,9 @@ def main(to: Path) -> None:
     made = {
         "disk-1": (disk,),
         "remote-1": (remote,),
-        "disk-2": (disk, KEY),
+        "disk-3": (disk, KEYS),
         "remote-2": (remote, KEY),
+        "remote-2-tenants": (remote, KEYS),
     }
     for name, (make, *key) in made.items():
         with tempfile.TemporaryDirectory() as folder:

@@ -18,6 +18,16 @@ def encrypt_key_id(text: str) -> str:
     does not repeat the text.
     """
 
+def without_tenant_key(text: str, tenant: list[int]) -> str:
+    """The text of a key file without the key of a tenant, which nobody can make from it.
+
+    The tenant gets a new key, and all others keep theirs. tenant: the 32 bytes of the SHA-256 of
+    its `cache_salt`.
+
+    Raises InvalidArgumentError for a text that is no key file, and if the key for all alone makes
+    the tenant's key.
+    """
+
 @final
 class Disk:
     """A tier on a local disk, for one :class:`Cache`.
@@ -157,22 +167,28 @@ class DiskTree:
         """
 
     def verify(
-        self, lane: str, identity: str, progress: Callable[[int, int], object] | None = None
+        self,
+        lane: str,
+        identity: str,
+        progress: Callable[[int, int], object] | None = None,
+        *,
+        encrypt_key: str = "",
     ) -> dict[str, Any] | None:
         """Read all entries of an identity and compare them with their checksums.
 
         None if the identity was removed meanwhile. Otherwise: good: number of good entries; bytes:
-        read of those; changed: number of entries that were moved or removed meanwhile;
-        damaged_records: of the index; encrypted: whether the entries are, so that only the headers
-        of their cells were compared; bad: list of bad entries, each with class, block, cell (in
-        the slab file of the class) and reason (as in the counts of :meth:`Disk.stats`). An entry is
-        bad only if a second read some time later finds the index unchanged and the entry bad again.
+        read of those; unopened: how many of those are encrypted with a key that was not given, so
+        that only their headers were compared; changed: number of entries that were moved or removed
+        meanwhile; damaged_records: of the index; encrypted: whether the entries are; bad: list of
+        bad entries, each with class, block, cell (in the slab file of the class) and reason (as in
+        the counts of :meth:`Disk.stats`). An entry is bad only if a second read some time later
+        finds the index unchanged and the entry bad again.
 
         progress: called with the bytes that are done and the bytes in all; if it raises, the call
-        ends.
+        ends. encrypt_key: the text of a key file, to open what is encrypted.
 
-        Raises InvalidArgumentError for an invalid lane or identity, DiskError for an index or a
-        slab that cannot be read.
+        Raises InvalidArgumentError for an invalid lane or identity and for another key than that of
+        the lane, DiskError for an index or a slab that cannot be read.
         """
 
     def collect(

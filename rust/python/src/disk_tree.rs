@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error::to_py;
+use crate::tier::keys_of;
 
 /// The directory of a disk tier, to list, verify and clean up.
 #[pyclass(frozen, name = "DiskTree", module = "hybrid_pages._core")]
@@ -64,27 +65,30 @@ impl PyDiskTree {
         lanes.into_iter().map(lane).collect()
     }
 
-    #[pyo3(signature = (lane, identity, progress = None))]
+    #[pyo3(signature = (lane, identity, progress = None, *, encrypt_key = ""))]
     fn verify<'py>(
         &self,
         py: Python<'py>,
         lane: &str,
         identity: &str,
         progress: Option<Py<PyAny>>,
+        encrypt_key: &str,
     ) -> PyResult<Option<Bound<'py, PyDict>>> {
         let mut raised = None;
+        let keys = keys_of(encrypt_key)?;
         let verdict = py.detach(|| {
-            self.inner.verify(lane, identity, &mut |done, total| {
-                let told = Python::attach(|py| {
-                    py.check_signals()?;
-                    match &progress {
-                        Some(progress) => progress.call1(py, (done, total)).map(drop),
-                        None => Ok(()),
-                    }
-                });
-                raised = told.err();
-                raised.is_none()
-            })
+            self.inner
+                .verify(lane, identity, keys.as_ref(), &mut |done, total| {
+                    let told = Python::attach(|py| {
+                        py.check_signals()?;
+                        match &progress {
+                            Some(progress) => progress.call1(py, (done, total)).map(drop),
+                            None => Ok(()),
+                        }
+                    });
+                    raised = told.err();
+                    raised.is_none()
+                })
         });
         if let Some(error) = raised {
             return Err(error);
@@ -95,6 +99,7 @@ impl PyDiskTree {
         let dict = PyDict::new(py);
         dict.set_item("good", verdict.good)?;
         dict.set_item("bytes", verdict.bytes)?;
+        dict.set_item("unopened", verdict.unopened)?;
         dict.set_item("changed", verdict.changed)?;
         dict.set_item("damaged_records", verdict.damaged_records)?;
         dict.set_item("encrypted", verdict.encrypted)?;

@@ -44,12 +44,17 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
         "DISK_FORMAT_VERSION",
         hybrid_pages_disk::DISK_FORMAT_VERSION,
     )?;
+    m.add(
+        "SEALED_DISK_FORMAT_VERSION",
+        hybrid_pages_disk::SEALED_DISK_FORMAT_VERSION,
+    )?;
     #[cfg(feature = "remote")]
     m.add(
         "REMOTE_FORMAT_VERSION",
         hybrid_pages_remote::REMOTE_FORMAT_VERSION,
     )?;
     m.add_function(wrap_pyfunction!(tier::encrypt_key_id, m)?)?;
+    m.add_function(wrap_pyfunction!(tier::without_tenant_key, m)?)?;
     error::register(m)?;
     geometry::register(m)?;
     arena::register(m)?;

@@ -9,7 +9,7 @@ use hybrid_pages::geometry::Geometry;
 use hybrid_pages::guarded::lock;
 use hybrid_pages::policy::{self, Policy};
 use hybrid_pages::tier::Below;
-use hybrid_pages_tiers::{Counts, EncryptKeys, Failure as _, Identity};
+use hybrid_pages_tiers::{Counts, EncryptKeys, Failure as _, Identity, without_tenant};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -64,6 +64,12 @@ pub fn keys_of(text: &str) -> PyResult<Option<EncryptKeys>> {
 pub fn encrypt_key_id(text: &str) -> PyResult<String> {
     let keys = EncryptKeys::parse(text).map_err(to_py)?;
     Ok(keys.id())
+}
+
+/// The text of a key file without the key of a tenant, which is named by the SHA-256 of its salt.
+#[pyfunction]
+pub fn without_tenant_key(text: &str, tenant: [u8; 32]) -> PyResult<String> {
+    without_tenant(text, &tenant).map_err(to_py)
 }
 
 /// The policy of this name, for a tier with a size of its own.

@@ -5,8 +5,8 @@ use crate::support;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hybrid_pages_disk::{DiskFailure, DiskTree};
-use hybrid_pages_tiers::EncryptKeys;
+use hybrid_pages_disk::{DiskFailure, DiskTree, Verdict};
+use hybrid_pages_tiers::{EncryptKeys, without_tenant};
 use support::{Engine, Setup, change, geometry};
 
 const MAIN: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
@@ -85,14 +85,147 @@ fn bytes_come_back_after_restarts_and_are_on_no_disk_in_the_clear() {
             assert_eq!(engine.restore("abcde"), 4);
             assert_eq!(engine.stats().failures, [0; 17]);
         }
-        let tree = DiskTree::open(&setup.options.path).unwrap();
-        let lanes = tree.lanes(&mut || true).unwrap();
-        let identity = &lanes[0].identities[0].identity;
-        let verdict = tree.verify("lane-0", identity, &mut |_, _| true).unwrap();
-        let verdict = verdict.unwrap();
+        let verdict = verify(&setup, "").unwrap();
         assert_eq!((verdict.good, verdict.encrypted), (5, !shown));
+        assert_eq!(verdict.unopened, if shown { 0 } else { 5 });
         assert!(verdict.bad.is_empty());
     }
+}
+
+fn verify(setup: &Setup, keys: &str) -> hybrid_pages::error::Result<Verdict> {
+    let tree = DiskTree::open(&setup.options.path).unwrap();
+    let lanes = tree.lanes(&mut || true).unwrap();
+    let identity = &lanes[0].identities[0].identity;
+    let keys = (!keys.is_empty()).then(|| EncryptKeys::parse(keys).unwrap());
+    let verdict = tree.verify("lane-0", identity, keys.as_ref(), &mut |_, _| true);
+    verdict.map(Option::unwrap)
+}
+
+#[test]
+fn with_the_key_every_seal_is_verified_whoever_its_tenant_is() {
+    let place = tempfile::tempdir().unwrap();
+    let keys = format!("{MAIN}\ntenants {OTHER}");
+    let setup = setup(place.path(), &keys);
+    for tenant in ["salt", "another", ""] {
+        of_tenant(setup.engine(), tenant).keep("abc");
+    }
+    let counts = |keys: &str| {
+        let found = verify(&setup, keys).unwrap();
+        let reasons = found.bad.iter().map(|bad| bad.reason);
+        (found.good, found.unopened, reasons.collect::<Vec<_>>())
+    };
+    let all = counts(&keys).0;
+    assert!(all >= 9);
+    assert_eq!(counts(&keys), (all, 0, vec![]));
+    assert_eq!(counts(""), (all, all, vec![]));
+    assert_eq!(
+        counts(MAIN),
+        (all, all, vec![]),
+        "without the tenants' line"
+    );
+    let error = verify(&setup, OTHER).unwrap_err().to_string();
+    let id = EncryptKeys::parse(MAIN).unwrap().id();
+    assert!(
+        error.contains("encrypt_key") && error.contains(&id),
+        "{error}"
+    );
+    // Of a tenant that was destroyed nothing is opened, and nothing is damage.
+    let gone = without_tenant(&keys, &digest_of_salt()).unwrap();
+    let (good, unopened, bad) = counts(&gone);
+    assert_eq!((good, unopened, bad), (all, all / 3, vec![]));
+    change(&slab(&setup), |bytes| bytes[HEADER + 17_000] ^= 1);
+    assert_eq!(counts(&keys), (all - 1, 0, vec![DiskFailure::Sealed]));
+    assert_eq!(counts(""), (all, all, vec![]), "by their headers alone");
+}
+
+fn digest_of_salt() -> [u8; 32] {
+    let byte = |at| u8::from_str_radix(&SALT[2 * at..2 * at + 2], 16).unwrap();
+    std::array::from_fn(byte)
+}
+
+/// Copies a directory with all that is in it.
+fn copy_all(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        let to = to.join(path.file_name().unwrap());
+        if path.is_dir() {
+            copy_all(&path, &to);
+        } else {
+            std::fs::copy(&path, &to).unwrap();
+        }
+    }
+}
+
+fn put_back(setup: &Setup, backup: &Path) {
+    let _ = std::fs::remove_dir_all(&setup.options.path);
+    copy_all(backup, &setup.options.path);
+    let folder = |path: &Path| {
+        let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        std::fs::set_permissions(path, private).unwrap();
+    };
+    folder(&setup.options.path);
+    folder(&setup.options.path.join("lane-0"));
+}
+
+#[test]
+fn a_backup_gives_nothing_of_a_destroyed_tenant_back() {
+    let place = tempfile::tempdir().unwrap();
+    let backup = place.path().join("backup");
+    let keys = format!("{MAIN}\ntenants {OTHER}");
+    let before = setup(place.path(), &keys);
+    for tenant in ["salt", "another"] {
+        of_tenant(before.engine(), tenant).keep("abc");
+    }
+    copy_all(&before.options.path, &backup);
+    let after = with(&before, &without_tenant(&keys, &digest_of_salt()).unwrap());
+    after.restarts.excuse("the files are put back by hand");
+    for (again, kept) in [(false, 0), (true, 3)] {
+        let engine = of_tenant(after.engine(), "salt");
+        assert_eq!(engine.restore("abc"), kept, "with its new key");
+        if again {
+            continue;
+        }
+        engine.keep("abc");
+        drop(engine);
+        assert_eq!(of_tenant(after.engine(), "another").restore("abc"), 3);
+    }
+    put_back(&after, &backup);
+    let after = with(&after, &without_tenant(&keys, &digest_of_salt()).unwrap());
+    let engine = of_tenant(after.engine(), "salt");
+    assert_eq!(engine.restore("abc"), 0, "after the backup was put back");
+    assert_eq!(engine.stats().failures, [0; 17]);
+    drop(engine);
+    assert_eq!(of_tenant(after.engine(), "another").restore("abc"), 3);
+    // The old file would have opened it.
+    assert_eq!(
+        of_tenant(with(&after, &keys).engine(), "salt").restore("abc"),
+        3
+    );
+}
+
+#[test]
+fn a_backup_from_before_a_reset_gives_only_what_its_weights_made() {
+    let place = tempfile::tempdir().unwrap();
+    let backup = place.path().join("backup");
+    let named = |store: &str| format!("{MAIN}\nstore {store}");
+    let setup = setup(place.path(), &named("one"));
+    setup.restarts.excuse("the files are put back by hand");
+    let engine = setup.engine();
+    engine.keep("abc");
+    drop(engine);
+    copy_all(&setup.options.path, &backup);
+    let engine = setup.engine();
+    engine.cache.clear();
+    put_back(&setup, &backup);
+    assert_eq!(engine.restore("abc"), 0);
+    drop(engine);
+    put_back(&setup, &backup);
+    // What it restores is compared: the bytes of the weights that the identity names.
+    assert_eq!(with(&setup, &named("one")).engine().restore("abc"), 3);
+    put_back(&setup, &backup);
+    let later = with(&setup, &named("two")).engine();
+    assert_eq!((later.restore("abc"), later.stats().failures), (0, [0; 17]));
 }
 
 #[test]
@@ -131,7 +264,7 @@ fn another_key_and_none_are_refused_by_name_and_nothing_changes() {
         std::fs::rename(&aside, &identity).unwrap();
         std::fs::write(
             first.options.path.join("lane-0/encrypted"),
-            format!("{id}\n"),
+            format!("{id} 3\n"),
         )
         .unwrap();
     }

@@ -9,7 +9,7 @@ mod report;
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 
-use hybrid_pages_tiers::Name;
+use hybrid_pages_tiers::{Name, OWNER_BYTES};
 use redb::backends::InMemoryBackend;
 use redb::{Builder, TableDefinition};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
@@ -122,6 +122,7 @@ fn changed_headers_of_cells_are_refused() {
         cell: 9,
         shard_bytes: 5_000,
         sums: &[1, 2],
+        owner: [7; OWNER_BYTES],
     };
     let mut bytes = vec![0; HEADER_BYTES];
     header.encode(&mut bytes);

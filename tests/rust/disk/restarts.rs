@@ -97,7 +97,7 @@ impl Left {
 fn good(setup: &Setup) -> u64 {
     let tree = DiskTree::open(&setup.options.path).unwrap();
     let lane = format!("lane-{}", setup.options.lane);
-    let verdict = tree.verify(&lane, &hex(&setup.identity), &mut |_, _| true);
+    let verdict = tree.verify(&lane, &hex(&setup.identity), None, &mut |_, _| true);
     verdict.ok().flatten().map_or(0, |verdict| verdict.good)
 }
 

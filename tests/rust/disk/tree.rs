@@ -27,7 +27,7 @@ fn verify(setup: &Setup) -> Verdict {
     let tree = DiskTree::open(&setup.options.path).unwrap();
     let mut last = (0, 0);
     let verdict = tree
-        .verify(LANE, &hex(&setup.identity), &mut |done, total| {
+        .verify(LANE, &hex(&setup.identity), None, &mut |done, total| {
             assert!(last.0 <= done && done <= total);
             last = (done, total);
             true
@@ -131,7 +131,7 @@ fn an_index_that_is_no_index_is_said_to_be_none() {
     assert!(view.identities[0].trouble.is_some());
     assert_eq!(view.identities[0].entries(), 0);
     let tree = DiskTree::open(&setup.options.path).unwrap();
-    let verdict = tree.verify(LANE, &hex(&IDENTITY), &mut |_, _| true);
+    let verdict = tree.verify(LANE, &hex(&IDENTITY), None, &mut |_, _| true);
     assert!(matches!(verdict, Err(Error::Disk(_))), "{verdict:?}");
     fs::remove_file(setup.store().join("index.redb")).unwrap();
     assert!(lane(&setup).identities[0].trouble.is_some());
@@ -257,7 +257,7 @@ fn an_engine_that_ends_while_it_is_verified_leaves_nothing_bad() {
     engine.keep("abcd");
     let tree = DiskTree::open(&setup.options.path).unwrap();
     let mut once = true;
-    let verdict = tree.verify(LANE, &hex(&IDENTITY), &mut |_, _| {
+    let verdict = tree.verify(LANE, &hex(&IDENTITY), None, &mut |_, _| {
         if std::mem::take(&mut once) {
             for prompt in ["efgh", "ijkl", "mnop", "qrst", "uvwx"] {
                 engine.keep(prompt);
@@ -278,7 +278,7 @@ fn what_is_cleared_while_it_is_looked_at_is_no_damage() {
     let engine = setup.engine();
     engine.keep("abcd");
     let tree = DiskTree::open(&setup.options.path).unwrap();
-    let verdict = tree.verify(LANE, &hex(&IDENTITY), &mut |_, _| {
+    let verdict = tree.verify(LANE, &hex(&IDENTITY), None, &mut |_, _| {
         engine.cache.clear();
         true
     });
@@ -374,7 +374,7 @@ fn an_identity_without_entries_is_whole_and_anothers_index_is_not_its_own() {
     let empty = hex(&[1; 32]);
     fs::create_dir(lane_path.join(&empty)).unwrap();
     let tree = DiskTree::open(&setup.options.path).unwrap();
-    let verify = |identity: &str| tree.verify(LANE, identity, &mut |_, _| true);
+    let verify = |identity: &str| tree.verify(LANE, identity, None, &mut |_, _| true);
     assert_eq!(verify(&empty).unwrap(), Some(Verdict::default()));
     let troubles = || -> Vec<_> {
         let lane = tree.lanes(&mut || true).unwrap().remove(0);
@@ -452,7 +452,7 @@ fn what_is_no_disk_path_is_refused_and_nothing_is_made() {
         (LANE, "..".into()),
         ("..", hex(&IDENTITY)),
     ] {
-        let verdict = tree.verify(lane, &identity, &mut |_, _| true);
+        let verdict = tree.verify(lane, &identity, None, &mut |_, _| true);
         assert!(
             matches!(verdict, Err(Error::InvalidArgument(_))),
             "{verdict:?}"

@@ -2,13 +2,20 @@
 
 use crate::support;
 
+use std::sync::Arc;
+
 use hybrid_pages_remote::{RemoteFailure, RemotePlace};
-use hybrid_pages_tiers::EncryptKeys;
+use hybrid_pages_tiers::{EncryptKeys, without_tenant};
+use object_store::ObjectStore;
 use object_store::path::Path;
 use support::{Engine, Setup, Store, geometry, table_bytes, under_the_name_of};
 
 const MAIN: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 const OTHER: &str = "10112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+
+/// The SHA-256 of nothing: the tenant of requests without a salt.
+const NOBODY: &[u8; 32] = b"\xe3\xb0\xc4\x42\x98\xfc\x1c\x14\x9a\xfb\xf4\xc8\x99\x6f\xb9\x24\
+    \x27\xae\x41\xe4\x64\x9b\x93\x4c\xa4\x95\x99\x1b\x78\x52\xb8\x55";
 
 fn with(setup: &Setup, keys: &str) -> Setup {
     let mut setup = setup.clone();
@@ -76,6 +83,79 @@ fn a_directory_is_encrypted_like_a_bucket() {
     let third = ours.engine();
     assert!(third.serve("abcd") < 4);
     assert_eq!(third.stats().failed(RemoteFailure::Sealed), 1);
+}
+
+#[test]
+fn packs_of_another_store_with_the_same_key_are_refused() {
+    let (ours, theirs) = (Store::new(), Store::new());
+    let at = |store: &Arc<Store>, name: &str, keys: &str| {
+        let store: Arc<dyn ObjectStore> = Arc::clone(store) as _;
+        let place = RemotePlace::of(store, Path::from("some/prefix"), name.into());
+        with(&Setup::at(place), keys)
+    };
+    let named = |store: &str| format!("{MAIN}\nstore {store}");
+    for (name, keys, other_name, other_keys) in [
+        ("s3://ours", MAIN.to_owned(), "s3://theirs", MAIN.to_owned()),
+        ("s3://same", named("ours"), "s3://same", named("theirs")),
+    ] {
+        let setup = at(&ours, name, &keys);
+        setup.engine().keep("xyz");
+        at(&theirs, other_name, &other_keys).engine().keep("abc");
+        let (own_path, own) = ours.packs().pop().unwrap();
+        let (path, pack) = theirs.packs().pop().unwrap();
+        let (folder, _) = own_path.as_ref().rsplit_once('/').unwrap();
+        let (other_folder, file) = path.as_ref().rsplit_once('/').unwrap();
+        assert_ne!(folder, other_folder);
+        let here = Path::from(format!("{folder}/{file}"));
+        ours.write(&here, pack.clone());
+        let engine = setup.engine();
+        assert_eq!(engine.serve("abc"), 0);
+        assert_eq!(engine.stats().failed(RemoteFailure::Table), 1);
+        drop(engine);
+        // With our identity in its table.
+        let mut forged = pack.to_vec();
+        forged[16..48].copy_from_slice(&own[16..48]);
+        let forged = under_the_name_of(&pack, &forged, table_bytes(file));
+        ours.write(&here, forged);
+        let engine = setup.engine();
+        assert_eq!(engine.serve("abc"), 0);
+        assert!(engine.stats().failed(RemoteFailure::Sealed) > 0);
+        drop(engine);
+        // The same pack where it belongs, under the name that both key files may give the store.
+        assert_eq!(
+            at(&theirs, other_name, &other_keys).engine().serve("abc"),
+            3
+        );
+        for store in [&ours, &theirs] {
+            for (path, _) in store.packs() {
+                store.delete(&path);
+            }
+        }
+    }
+    at(&ours, "s3://alias", &named("one")).engine().keep("abc");
+    assert_eq!(
+        at(&ours, "s3://bucket", &named("one"))
+            .engine()
+            .serve("abc"),
+        3
+    );
+}
+
+#[test]
+fn packs_of_a_destroyed_tenant_are_of_no_use_wherever_they_come_from() {
+    let store = Store::new();
+    let keys = format!("{MAIN}\ntenants {OTHER}");
+    let before = with(&Setup::small(&store), &keys);
+    before.engine().keep("abc");
+    // The requests of no named tenant are a tenant, too.
+    let after = with(&before, &without_tenant(&keys, NOBODY).unwrap());
+    let engine = after.engine();
+    assert_eq!(engine.serve("abc"), 0);
+    assert_eq!(engine.stats().failures.iter().sum::<u64>(), 0);
+    engine.keep("abc");
+    drop(engine);
+    assert_eq!(after.engine().serve("abc"), 3, "with its new key");
+    assert_eq!(before.engine().serve("abc"), 3, "whoever kept the old file");
 }
 
 #[test]

@@ -38,7 +38,7 @@ pub(crate) fn prepare(shared: &DiskShared, arena: &Arena, identity: &Identity) -
     }
     shared
         .identity
-        .get_or_init(|| shared.seals.identity(identity));
+        .get_or_init(|| shared.seals.identity(identity, ""));
     Ok(())
 }
 

@@ -3,11 +3,17 @@
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::door::ALIGNMENT;
-use hybrid_pages_tiers::{Identity, Name};
+use hybrid_pages_tiers::{Identity, Name, OWNER_BYTES};
 
 /// Version of all files below a disk path, except those of encrypted entries, which have
-/// [another](hybrid_pages_tiers::SEALED_FORMAT_VERSION). A store of another version is left alone.
+/// [another](SEALED_DISK_FORMAT_VERSION). A store of another version is left alone.
 pub const DISK_FORMAT_VERSION: u32 = 1;
+
+/// Version of the cells and indexes of encrypted entries. A lane with encrypted entries of another version is refused.
+pub const SEALED_DISK_FORMAT_VERSION: u32 = 3;
+
+/// The kind of tier in the places of seals.
+pub(crate) const ON_DISK: u64 = 1;
 
 /// Bytes of a cell before its payload.
 pub(crate) const HEADER_BYTES: usize = ALIGNMENT;
@@ -25,6 +31,7 @@ pub(crate) const MOST_ABOUT: u64 = 1 << 20;
 const MAGIC: [u8; 8] = *b"HYBPCELL";
 const SUMS_AT: usize = 128;
 const CHECK_AT: usize = HEADER_BYTES - 8;
+const OWNER_AT: usize = CHECK_AT - OWNER_BYTES;
 
 /// The header of a cell, which names the entry in the cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +46,8 @@ pub(crate) struct CellHeader<'a> {
     pub(crate) shard_bytes: usize,
     /// Checksums of the shards, one per rank; hidden ones if the entry is encrypted.
     pub(crate) sums: &'a [u64],
+    /// What an encrypted entry tells of its owner; zeros otherwise.
+    pub(crate) owner: [u8; OWNER_BYTES],
 }
 
 impl CellHeader<'_> {
@@ -58,6 +67,7 @@ impl CellHeader<'_> {
         for (sum, place) in self.sums.iter().zip(bytes[SUMS_AT..].chunks_exact_mut(8)) {
             place.copy_from_slice(&sum.to_le_bytes());
         }
+        bytes[OWNER_AT..CHECK_AT].copy_from_slice(&self.owner);
         let check = xxh3_64(&bytes[..CHECK_AT]);
         bytes[CHECK_AT..].copy_from_slice(&check.to_le_bytes());
     }
@@ -66,6 +76,13 @@ impl CellHeader<'_> {
     pub(crate) fn shard_bytes(bytes: &[u8; HEADER_BYTES]) -> Option<usize> {
         let bytes = bytes[96..104].try_into().ok()?;
         usize::try_from(u64::from_le_bytes(bytes)).ok()
+    }
+
+    /// What the entry of a header tells of its owner.
+    pub(crate) fn owner(bytes: &[u8; HEADER_BYTES]) -> [u8; OWNER_BYTES] {
+        let mut owner = [0; OWNER_BYTES];
+        owner.copy_from_slice(&bytes[OWNER_AT..CHECK_AT]);
+        owner
     }
 
     /// Whether these bytes are exactly this header.

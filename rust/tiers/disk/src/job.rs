@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, RwLock, TryLockError};
 use std::time::Instant;
 
 use crate::door::{ALIGNMENT, DoorFile};
-use crate::format::{CellHeader, DISK_FORMAT_VERSION};
+use crate::format::{CellHeader, DISK_FORMAT_VERSION, ON_DISK, SEALED_DISK_FORMAT_VERSION};
 use crate::health::{DiskHealth, Timed};
 use crate::lock;
 use crate::shape::{CellPiece, CellShape, ShardPart};
@@ -14,10 +14,7 @@ use hybrid_pages::error::Cause;
 use hybrid_pages::ids::SlotId;
 use hybrid_pages::tier::CopyId;
 use hybrid_pages::transfer::{TILE_BYTES, combine, tile_digest};
-use hybrid_pages_tiers::{Name, Planes, SEALED_FORMAT_VERSION, Seal, SealedPlace};
-
-/// The kind of tier in the places of seals.
-const ON_DISK: u64 = 1;
+use hybrid_pages_tiers::{Name, OWNER_BYTES, Planes, Seal, SealedPlace};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DiskDirection {
@@ -417,7 +414,7 @@ impl DiskJob {
     fn header(&self, cell: u64, shape: &CellShape) -> CellHeader<'_> {
         CellHeader {
             format: match self.seal {
-                Some(_) => SEALED_FORMAT_VERSION,
+                Some(_) => SEALED_DISK_FORMAT_VERSION,
                 None => DISK_FORMAT_VERSION,
             },
             identity: &self.store.identity,
@@ -427,6 +424,7 @@ impl DiskJob {
             cell,
             shard_bytes: shape.shard_bytes,
             sums: &self.told,
+            owner: self.seal.as_ref().map_or([0; OWNER_BYTES], Seal::owner),
         }
     }
 

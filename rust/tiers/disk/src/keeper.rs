@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::book::Victim;
-use crate::format::{Change, DISK_FORMAT_VERSION};
+use crate::format::{Change, DISK_FORMAT_VERSION, SEALED_DISK_FORMAT_VERSION};
 use crate::index::{DiskIndex, IndexOwner};
 use crate::lock;
 use crate::path::lane::DiskLane;
@@ -257,7 +257,9 @@ fn snapshot(shared: &DiskShared, epoch: u64) -> Option<(Vec<Change>, u64)> {
 /// The owner that the index of a store must name.
 pub(crate) fn owner<'a>(shared: &DiskShared, store: &'a DiskStore) -> IndexOwner<'a> {
     IndexOwner {
-        format: shared.seals.format(DISK_FORMAT_VERSION),
+        format: shared
+            .seals
+            .format(DISK_FORMAT_VERSION, SEALED_DISK_FORMAT_VERSION),
         identity: &store.identity,
         ranks: shared.ranks,
         cells: shared.shapes.iter().map(|shape| shape.cell_bytes).collect(),

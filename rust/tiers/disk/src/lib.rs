@@ -39,7 +39,7 @@ use hybrid_pages::guarded::lock;
 
 pub use below::Disk;
 pub use door::{ALIGNMENT, Door, DoorFile, SystemDoor};
-pub use format::DISK_FORMAT_VERSION;
+pub use format::{DISK_FORMAT_VERSION, SEALED_DISK_FORMAT_VERSION};
 pub use handle::DiskHandle;
 pub use options::DiskOptions;
 pub use stats::{DiskFailure, DiskStats, LATENCY_LIMITS_US, Latencies};

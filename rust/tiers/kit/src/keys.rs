@@ -27,9 +27,15 @@ struct KeyRing {
 
 /// The keys of one tenant, from which those of entries are derived.
 pub(crate) struct TenantKey {
+    /// The SHA-256 of the tenant's name.
+    pub(crate) name: Key,
     pub(crate) derived: Prk,
     /// Hides checksums.
     pub(crate) sums: Key,
+    /// Hides names of tenants. It comes from the key for all, so it is the same for each tenant.
+    pub(crate) owners: Key,
+    /// Shows that an entry was sealed with this key, and with no earlier one of the tenant.
+    pub(crate) check: Key,
 }
 
 impl EncryptKeys {
@@ -60,16 +66,23 @@ impl EncryptKeys {
         hex(&derive(&self.0.derived, &[b"id"])[..8])
     }
 
-    /// The identity of encrypted entries: another one for each key and each name of a store.
-    pub(crate) fn identity(&self, identity: &Identity) -> Identity {
-        let store = self.0.file.store.as_bytes();
-        derive(&self.0.derived, &[b"identity", identity, store])
+    /// The identity of encrypted entries: another one for each key and each store. `place` is what all call the store if
+    /// the key file does not name it; empty if they may call it differently.
+    pub(crate) fn identity(&self, identity: &Identity, place: &str) -> Identity {
+        let named = &self.0.file.store;
+        let store = if named.is_empty() { place } else { named };
+        derive(&self.0.derived, &[b"identity", identity, store.as_bytes()])
     }
 
     /// The key of the tenant that a namespace belongs to.
     pub(crate) fn tenant(&self, namespace: &[u8]) -> TenantKey {
         let mut name = [0; KEY_BYTES];
         name.copy_from_slice(digest(&SHA256, tenant_of(namespace)).as_ref());
+        self.tenant_named(name)
+    }
+
+    /// The key of the tenant whose name has this SHA-256.
+    pub(crate) fn tenant_named(&self, name: Key) -> TenantKey {
         let (ring, file) = (&*self.0, &self.0.file);
         let own = file.tenants.get(&name).copied();
         let own = own.or_else(|| {
@@ -83,8 +96,18 @@ impl EncryptKeys {
         let from = both.as_ref().unwrap_or(&ring.derived);
         let key = derive(from, &[b"tenant", &name]);
         let derived = Prk::new_less_safe(HKDF_SHA256, &key);
-        let sums = derive(&derived, &[b"sums"]);
-        TenantKey { derived, sums }
+        TenantKey {
+            name,
+            sums: derive(&derived, &[b"sums"]),
+            check: derive(&derived, &[b"check"]),
+            owners: self.owners(),
+            derived,
+        }
+    }
+
+    /// The key that hides names of tenants.
+    pub(crate) fn owners(&self) -> Key {
+        derive(&self.0.derived, &[b"owners"])
     }
 }
 
@@ -147,7 +170,7 @@ mod tests {
         let named = EncryptKeys::parse(&format!("tenant {NAME} {OTHER}\n{MAIN}")).unwrap();
         assert_eq!(plain.id(), named.id());
         assert_ne!(plain.id(), EncryptKeys::parse(OTHER).unwrap().id());
-        assert_eq!(plain.identity(&[1; 32]), named.identity(&[1; 32]));
+        assert_eq!(plain.identity(&[1; 32], ""), named.identity(&[1; 32], ""));
         let sums = |keys: &EncryptKeys, namespace: &[u8]| keys.tenant(namespace).sums;
         let salt = namespace("salt");
         assert_ne!(sums(&plain, &salt), sums(&named, &salt));
@@ -177,7 +200,7 @@ mod tests {
         assert_eq!(plain.id(), "fdf0a73d3b4b9234");
         for (found, expected) in [
             (
-                plain.identity(&[1; 32]),
+                plain.identity(&[1; 32], ""),
                 "dcba83f0b253d8f788e7eae8e01f22fb334e0b2b0eb1d5d07bdd52eb5952c960",
             ),
             (
@@ -240,16 +263,17 @@ mod tests {
     }
 
     #[test]
-    fn a_store_with_a_name_has_identities_of_its_own() {
+    fn each_store_has_identities_of_its_own() {
         let named = |name: &str| EncryptKeys::parse(&format!("{MAIN}\nstore {name}")).unwrap();
         let plain = EncryptKeys::parse(MAIN).unwrap();
         let all = [
-            plain.identity(&[1; 32]),
-            named("a").identity(&[1; 32]),
-            named("b").identity(&[1; 32]),
+            plain.identity(&[1; 32], ""),
+            named("a").identity(&[1; 32], ""),
+            named("b").identity(&[1; 32], ""),
         ];
         assert!(all[0] != all[1] && all[1] != all[2] && all[0] != all[2]);
-        assert_eq!(named("a").identity(&[1; 32]), all[1]);
+        assert_eq!(named("a").identity(&[1; 32], "s3://other"), all[1]);
+        assert_eq!(plain.identity(&[1; 32], "a"), all[1]);
         assert_eq!(named("a").id(), plain.id());
         assert_eq!(named("a").tenant(b"").sums, plain.tenant(b"").sums);
     }

@@ -33,7 +33,7 @@ pub use name::{Identity, Name, mark_name, name_of, tail_group};
 pub use panics::{PanicFlag, panicked};
 pub use planes::Planes;
 pub use seals::{
-    SEAL_BYTES, SEALED_FORMAT_VERSION, Seal, SealLot, SealedPlace, Seals, sealed_bytes,
+    OWNER_BYTES, SEAL_BYTES, SEALED_FORMAT_VERSION, Seal, SealLot, SealedPlace, Seals, sealed_bytes,
 };
 pub use sizes::{EntrySize, entry_sizes, largest_entry, queue_slots, shared_room};
 pub use speed::Speed;

@@ -16,17 +16,21 @@ use hybrid_pages::transfer::TILE_BYTES;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::rand::{SecureRandom as _, SystemRandom};
 
+use crate::key_tree::{KEY_BYTES, Key};
 use crate::keys::{EncryptKeys, TenantKey, derive};
 use crate::name::{Identity, Name, name_of, tail_group};
 
-/// Version of encrypted entries below the host, on disks and in remote stores.
+/// Version of seals, and of encrypted entries in remote stores.
 pub const SEALED_FORMAT_VERSION: u32 = 2;
 
 const TAG_BYTES: usize = 16;
 const LOT_BYTES: usize = 16;
 /// Bytes that a seal adds to each tile.
 pub const SEAL_BYTES: usize = TAG_BYTES + LOT_BYTES;
-/// Most namespaces whose keys are remembered.
+/// Bytes by which those who have the key for all find out which tenant's key an entry is sealed with.
+pub const OWNER_BYTES: usize = KEY_BYTES + CHECK_BYTES;
+const CHECK_BYTES: usize = 8;
+/// Most namespaces, and most tenants, whose keys are remembered.
 const MOST_NAMESPACES: usize = 4096;
 const BOUND_BYTES: usize = 132;
 
@@ -38,6 +42,8 @@ pub struct Seals(Option<Sealed>);
 struct Sealed {
     keys: EncryptKeys,
     known: Mutex<HashMap<Arc<[u8]>, Arc<SealedNamespace>>>,
+    /// Keys of tenants that were found by what entries tell of their owner.
+    owners: Mutex<HashMap<Key, Arc<TenantKey>>>,
 }
 
 #[derive(Debug)]
@@ -54,6 +60,7 @@ impl Seals {
         Self(keys.map(|keys| Sealed {
             keys,
             known: Mutex::default(),
+            owners: Mutex::default(),
         }))
     }
 
@@ -63,14 +70,10 @@ impl Seals {
         self.0.as_ref().map(|sealed| sealed.keys.id())
     }
 
-    /// The format of entries: `plain`, or that of encrypted ones.
+    /// The format of entries: that of plain ones, or that of encrypted ones.
     #[must_use]
-    pub const fn format(&self, plain: u32) -> u32 {
-        if self.0.is_some() {
-            SEALED_FORMAT_VERSION
-        } else {
-            plain
-        }
+    pub const fn format(&self, plain: u32, sealed: u32) -> u32 {
+        if self.0.is_some() { sealed } else { plain }
     }
 
     /// Bytes that a tile takes beyond its own.
@@ -79,11 +82,12 @@ impl Seals {
         if self.0.is_some() { SEAL_BYTES } else { 0 }
     }
 
-    /// The identity under which entries are kept: another one for each key.
+    /// The identity under which entries are kept: another one for each key and each store. `place` is what all call the
+    /// store, if the key file does not name it; empty if they may call it differently.
     #[must_use]
-    pub fn identity(&self, identity: &Identity) -> Identity {
+    pub fn identity(&self, identity: &Identity, place: &str) -> Identity {
         let sealed = self.0.as_ref();
-        sealed.map_or(*identity, |sealed| sealed.keys.identity(identity))
+        sealed.map_or(*identity, |sealed| sealed.keys.identity(identity, place))
     }
 
     /// The name of an entry, and its seal if there are keys.
@@ -99,6 +103,25 @@ impl Seals {
         });
         let key = Arc::clone(&namespace.key);
         (name, Some(Seal { key, name }))
+    }
+
+    /// The seal of the entry with this name, from what it tells of its owner; `None` if it was sealed with a key that is
+    /// not there, such as that of a tenant which was destroyed.
+    #[must_use]
+    pub fn seal_of(&self, name: &Name, owner: &[u8; OWNER_BYTES]) -> Option<Seal> {
+        let sealed = self.0.as_ref()?;
+        let mut tenant = *blake3::keyed_hash(&sealed.keys.owners(), name).as_bytes();
+        std::iter::zip(&mut tenant, owner).for_each(|(byte, hidden)| *byte ^= hidden);
+        let key = {
+            let mut owners = lock(&sealed.owners);
+            if owners.len() >= MOST_NAMESPACES {
+                owners.clear();
+            }
+            let found = owners.entry(tenant);
+            Arc::clone(found.or_insert_with(|| Arc::new(sealed.keys.tenant_named(tenant))))
+        };
+        let seal = Seal { key, name: *name };
+        (seal.owner() == *owner).then_some(seal)
     }
 
     /// The name of an entry.
@@ -176,6 +199,20 @@ impl Seal {
             sum ^ u64::from_le_bytes(word)
         };
         sums.iter().map(mask).collect()
+    }
+
+    /// What the entry tells of its owner, to those who have the key for all.
+    #[must_use]
+    pub fn owner(&self) -> [u8; OWNER_BYTES] {
+        let mut owner = [0; OWNER_BYTES];
+        let (tenant, check) = owner.split_at_mut(KEY_BYTES);
+        let hidden = blake3::keyed_hash(&self.key.owners, &self.name);
+        for ((byte, hidden), name) in tenant.iter_mut().zip(hidden.as_bytes()).zip(self.key.name) {
+            *byte = hidden ^ name;
+        }
+        let sealed_with = blake3::keyed_hash(&self.key.check, &self.name);
+        check.copy_from_slice(&sealed_with.as_bytes()[..CHECK_BYTES]);
+        owner
     }
 
     /// Begins a lot: tiles of one rank's shard that are sealed together, each one once.
@@ -436,8 +473,8 @@ mod tests {
         assert_eq!(none.entry(&entry).0, name_of(&entry));
         assert!(none.entry(&entry).1.is_none());
         assert_eq!(none.tail_group(b"lora", 5), tail_group(b"lora", 5));
-        assert_eq!((none.tile_bytes(), none.format(1)), (0, 1));
-        assert_eq!(none.identity(&[1; 32]), [1; 32]);
+        assert_eq!((none.tile_bytes(), none.format(1, 9)), (0, 1));
+        assert_eq!(none.identity(&[1; 32], "s3://a"), [1; 32]);
         let names = [
             none.name_of(&entry),
             all.name_of(&entry),
@@ -450,7 +487,10 @@ mod tests {
             "after a restart"
         );
         assert_ne!(all.tail_group(b"lora", 5), tail_group(b"lora", 5));
-        assert_ne!(all.identity(&[1; 32]), seals(OTHER).identity(&[1; 32]));
+        assert_ne!(
+            all.identity(&[1; 32], ""),
+            seals(OTHER).identity(&[1; 32], "")
+        );
         let seal = seal(&all, b"lora", 2);
         let hidden = seal.mask(&[1, 2, 3]);
         assert!(
@@ -460,6 +500,30 @@ mod tests {
                 .all(|(&hidden, sum)| hidden != sum)
         );
         assert_eq!(&seal.mask(&hidden)[..], [1, 2, 3]);
+    }
+
+    #[test]
+    fn the_key_for_all_finds_the_owner_of_an_entry_and_nobody_else_does() {
+        let tenant = [&b"tenant"[..], &4u64.to_le_bytes(), b"salt"].concat();
+        let all = seals(&format!("{MAIN}\ntenants {OTHER}"));
+        for (namespace, block) in [(&tenant[..], 0), (&tenant, 1), (b"", 0)] {
+            let one = seal(&all, namespace, block);
+            let (name, owner) = (one.name, one.owner());
+            let found = all.seal_of(&name, &owner).unwrap();
+            assert_eq!((found.name, found.key.sums), (name, one.key.sums));
+            assert!(all.seal_of(&[1; 32], &owner).is_none(), "another name");
+            for others in [MAIN, OTHER] {
+                assert!(seals(others).seal_of(&name, &owner).is_none(), "{others}");
+            }
+            for at in [0, 31, 32, 39] {
+                let mut flipped = owner;
+                flipped[at] ^= 1;
+                assert!(all.seal_of(&name, &flipped).is_none(), "byte {at}");
+            }
+        }
+        let (one, two) = (seal(&all, &tenant, 0), seal(&all, &tenant, 1));
+        let equal = std::iter::zip(one.owner(), two.owner()).filter(|(a, b)| a == b);
+        assert!(equal.count() < 8, "one tenant does not show");
     }
 
     #[test]

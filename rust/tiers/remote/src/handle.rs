@@ -52,7 +52,7 @@ impl RemoteHandle {
         let (uploads, to_write) = unbounded_channel();
         let (fetches, to_read) = unbounded_channel();
         let tasks = runtime.handle().clone();
-        let identity = shared.seals.identity(identity);
+        let identity = shared.seals.identity(identity, &shared.options.place.name);
         let connection = RemoteConnection {
             planes,
             identity,

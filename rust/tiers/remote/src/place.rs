@@ -28,6 +28,8 @@ pub struct RemotePlace {
     pub(crate) prefix: Path,
     /// The client of the file system, if the store is a directory.
     pub(crate) directory: Option<Arc<LocalFileSystem>>,
+    /// What all who share the store call it; empty for a directory, which may be mounted at different paths.
+    pub(crate) name: String,
     shown: String,
 }
 
@@ -143,17 +145,20 @@ impl RemotePlace {
         let place = Self::of(Arc::clone(&store) as _, Path::default(), url.to_string());
         Ok(Self {
             directory: Some(store),
+            name: String::new(),
             ..place
         })
     }
 
-    /// A place below `prefix` in a store with the given client. `shown` is the name of the place in logs.
+    /// A place below `prefix` in a store with the given client. `shown` is the name of the place in logs, and what
+    /// encrypted entries are bound to.
     #[must_use]
     pub fn of(store: Arc<dyn ObjectStore>, prefix: Path, shown: String) -> Self {
         Self {
             store,
             prefix,
             directory: None,
+            name: shown.trim_end_matches('/').to_owned(),
             shown,
         }
     }

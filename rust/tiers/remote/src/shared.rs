@@ -13,7 +13,7 @@ use hybrid_pages::tier::CopyId;
 use hybrid_pages::transfer::{Process, TILE_BYTES, tile_digest};
 use hybrid_pages_tiers::{
     CircuitBreaker, CopyEnds, EntrySize, Identity, Ledger, Name, PanicFlag, Planes, Recent,
-    SealedPlace, Seals, Speed, panicked, sealed_bytes,
+    SEALED_FORMAT_VERSION, SealedPlace, Seals, Speed, panicked, sealed_bytes,
 };
 use object_store::path::Path;
 use tokio::runtime::{Handle, Runtime};
@@ -204,7 +204,8 @@ impl RemoteShared {
 
     /// The format of packs.
     pub(crate) fn format(&self) -> u32 {
-        self.seals.format(REMOTE_FORMAT_VERSION)
+        self.seals
+            .format(REMOTE_FORMAT_VERSION, SEALED_FORMAT_VERSION)
     }
 
     /// Bytes that one rank's shard takes in a pack.

@@ -21,13 +21,15 @@ use rustix::io::Errno;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::door::Door;
-use crate::format::{Change, DISK_FORMAT_VERSION, IndexRecord, MAX_RANKS};
+use crate::format::{
+    Change, DISK_FORMAT_VERSION, IndexRecord, MAX_RANKS, SEALED_DISK_FORMAT_VERSION,
+};
 use crate::path::folder::random;
 use backend::{Backend, InMemory, Refused};
 use hybrid_pages::error::Cause;
 use hybrid_pages::policy::MOST_LEARNT;
 use hybrid_pages::transfer::panic_message;
-use hybrid_pages_tiers::{Identity, Name, SEALED_FORMAT_VERSION};
+use hybrid_pages_tiers::{Identity, Name};
 use journal::Journal;
 
 pub(crate) const FILE: &str = "index.redb";
@@ -107,7 +109,7 @@ impl Claim {
             ranks: half(4)? as usize,
             cells: cells.collect::<Option<_>>()?,
         };
-        let known = [DISK_FORMAT_VERSION, SEALED_FORMAT_VERSION].contains(&claim.format);
+        let known = [DISK_FORMAT_VERSION, SEALED_DISK_FORMAT_VERSION].contains(&claim.format);
         let sound = known && (1..=MAX_RANKS).contains(&claim.ranks);
         sound.then_some(claim)
     }
@@ -340,8 +342,14 @@ pub(crate) fn contents(
     journal: &[u8],
 ) -> Result<(Claim, IndexContents), Cause> {
     let claim = claim_of(database).map_err(Cause::of)?;
-    let claim = claim.as_deref().and_then(Claim::decode);
-    let claim = claim.ok_or("expected an index of this format, found another")?;
+    let format = claim.as_deref().and_then(|bytes| bytes.first_chunk());
+    let format = format.map_or(0, |format| u32::from_le_bytes(*format));
+    let claim = claim.as_deref().and_then(Claim::decode).ok_or_else(|| {
+        format!(
+            "expected an index of format {DISK_FORMAT_VERSION} or {SEALED_DISK_FORMAT_VERSION}, found one of format \
+             {format} or damage"
+        )
+    })?;
     let owner = IndexOwner {
         format: claim.format,
         identity: &claim.identity,

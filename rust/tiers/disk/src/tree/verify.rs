@@ -1,4 +1,4 @@
-//! Reads every entry of an identity and compares it with its checksums.
+//! Reads every entry of an identity and compares it with its checksums, after its seals were opened if it is encrypted.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -9,21 +9,21 @@ use std::time::Duration;
 use super::copy::Copied;
 use super::{DiskTree, folder, interrupted};
 use crate::door::{ALIGNMENT, DoorFile};
-use crate::format::{CellHeader, HEADER_BYTES, IndexRecord};
+use crate::format::{CellHeader, HEADER_BYTES, IndexRecord, ON_DISK, SEALED_DISK_FORMAT_VERSION};
 use crate::index::Claim;
 use crate::path::folder::open_file;
-use crate::path::lane;
+use crate::path::{key_mark, lane};
 use crate::stats::DiskFailure;
 use hybrid_pages::error::{Error, Result};
 use hybrid_pages::transfer::{TILE_BYTES, combine, tile_digest};
-use hybrid_pages_tiers::{Name, SEAL_BYTES, SEALED_FORMAT_VERSION};
+use hybrid_pages_tiers::{EncryptKeys, Name, SEAL_BYTES, Seal, SealedPlace, Seals, sealed_bytes};
 
 /// Time after which a process's change is in the index or the journal, unless they can't be written.
 const LAG: Duration = Duration::from_secs(1);
 /// How often a bad entry is read again, since entries may leave and come back.
 const ROUNDS: usize = 4;
-/// Bytes that are read at a time.
-const STEP: usize = 64 * TILE_BYTES;
+/// Tiles that are read at a time.
+const STEP: usize = 64;
 
 /// A damaged entry, which a process would not get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,8 +41,10 @@ pub struct Bad {
 /// The result of reading all entries of an identity.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Verdict {
-    /// Number of entries whose header and bytes are right.
+    /// Number of entries whose header and bytes are right, as far as the keys tell.
     pub good: u64,
+    /// Number of the good entries whose header alone was compared, since the key that opens the rest is not there.
+    pub unopened: u64,
     /// Total bytes of the good entries.
     pub bytes: u64,
     /// Number of entries that moved or left meanwhile.
@@ -51,8 +53,7 @@ pub struct Verdict {
     pub bad: Vec<Bad>,
     /// Number of damaged records in the index.
     pub damaged_records: u64,
-    /// Whether the entries are encrypted: then only the headers of their cells were compared, since reading the rest
-    /// takes the key.
+    /// Whether the entries are encrypted.
     pub encrypted: bool,
 }
 
@@ -69,19 +70,20 @@ impl Verdict {
 }
 
 impl DiskTree {
-    /// Reads all entries of an identity in a lane; `None` if the identity was removed meanwhile. `progress` gets the
-    /// bytes done and the total, and returns whether to go on.
+    /// Reads all entries of an identity in a lane; `None` if the identity was removed meanwhile. `keys` opens those that
+    /// are encrypted. `progress` gets the bytes done and the total, and returns whether to go on.
     ///
     /// A process may use the lane meanwhile. So an entry counts as bad only if it is read several times, and is still
     /// bad and still in the same cell each time.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no such lane or identity; [`Error::Disk`] for an index or a slab that
-    /// can't be read, and if `progress` returned false.
+    /// [`Error::InvalidArgument`] if there is no such lane or identity, and for keys with which the lane's entries were
+    /// not encrypted; [`Error::Disk`] for an index or a slab that can't be read, and if `progress` returned false.
     pub fn verify(
         &self,
         lane: &str,
         identity: &str,
+        keys: Option<&EncryptKeys>,
         progress: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Option<Verdict>> {
         if !self.lanes.iter().any(|name| name == lane) || !folder::is_identity(identity) {
@@ -90,7 +92,7 @@ impl DiskTree {
                 self.path.display()
             )));
         }
-        let outcome = self.verify_it(lane, identity, progress);
+        let outcome = self.verify_it(lane, identity, keys, progress);
         let is_there = || -> io::Result<OwnedFd> {
             let lane = folder::open_folder(self.root.as_fd(), lane)?;
             Ok(folder::open_folder(lane.as_fd(), identity)?)
@@ -105,11 +107,22 @@ impl DiskTree {
         &self,
         lane: &str,
         identity: &str,
+        keys: Option<&EncryptKeys>,
         progress: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Verdict> {
         let name = format!("{lane}/{identity}");
         let failed = |error: io::Error| self.failed(&name, "a directory of this user", error);
         let lane = folder::open_folder(self.root.as_fd(), lane).map_err(|it| failed(it.into()))?;
+        if let Some(keys) = keys {
+            let found = key_mark::key_in(lane.as_fd()).map_err(failed)?;
+            if let Some(found) = found.filter(|found| *found != keys.id()) {
+                return Err(Error::InvalidArgument(format!(
+                    "encrypt_key: expected the key {found}, which the entries of {name} are encrypted with, found the key \
+                     {}: give that key",
+                    keys.id()
+                )));
+            }
+        }
         let inside = folder::open_folder(lane.as_fd(), identity);
         let inside = inside.map_err(|error| failed(error.into()))?;
         let is_used =
@@ -126,13 +139,13 @@ impl DiskTree {
             let found = io::Error::other("that of another identity");
             return Err(self.failed(&name, "its own index", found));
         }
-        let reader = CellReader::new(inside.as_fd(), &claim)
+        let reader = CellReader::new(inside.as_fd(), &claim, keys)
             .map_err(|error| self.failed(&name, "slabs that can be read", error))?;
         let mut places = found.places;
         places.sort_unstable_by_key(|(_, place)| (place.class, place.cell));
         let total = places.iter().map(|(_, it)| claim.cells[it.class]).sum();
         let mut verdict = Verdict {
-            encrypted: claim.format == SEALED_FORMAT_VERSION,
+            encrypted: claim.format == SEALED_DISK_FORMAT_VERSION,
             damaged_records: found.damaged.len() as u64,
             ..Verdict::default()
         };
@@ -140,8 +153,9 @@ impl DiskTree {
         for (name, place) in places {
             let bytes = claim.cells[place.class];
             match reader.check(&name, &place) {
-                Ok(()) => {
+                Ok(opened) => {
                     verdict.good += 1;
+                    verdict.unopened += u64::from(!opened);
                     verdict.bytes += bytes;
                 }
                 Err(reason) => doubts.push((name, place, reason)),
@@ -192,10 +206,15 @@ impl DiskTree {
 struct CellReader<'a> {
     claim: &'a Claim,
     slabs: Vec<Option<File>>,
+    seals: Seals,
 }
 
 impl<'a> CellReader<'a> {
-    fn new(folder: BorrowedFd<'_>, claim: &'a Claim) -> io::Result<Self> {
+    fn new(
+        folder: BorrowedFd<'_>,
+        claim: &'a Claim,
+        keys: Option<&EncryptKeys>,
+    ) -> io::Result<Self> {
         let slab = |class| match open_file(folder, &format!("class-{class}.slab")) {
             Ok(file) => Ok(Some(file)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -205,11 +224,13 @@ impl<'a> CellReader<'a> {
         Ok(Self {
             claim,
             slabs: slabs.collect::<io::Result<_>>()?,
+            seals: Seals::new(keys.cloned()),
         })
     }
 
-    /// Checks whether an entry is whole. The error is the kind of damage.
-    fn check(&self, name: &Name, place: &IndexRecord) -> std::result::Result<(), DiskFailure> {
+    /// Checks whether an entry is whole. Returns whether its bytes could be compared, and not its header alone; the error
+    /// is the kind of damage.
+    fn check(&self, name: &Name, place: &IndexRecord) -> std::result::Result<bool, DiskFailure> {
         let file = self.slabs[place.class].as_ref().ok_or(DiskFailure::Short)?;
         let cell_bytes = self.claim.cells[place.class];
         let length = file.metadata().map_err(|_| DiskFailure::Read)?.len();
@@ -238,7 +259,7 @@ impl<'a> CellReader<'a> {
         start: u64,
         name: &Name,
         place: &IndexRecord,
-    ) -> std::result::Result<(), DiskFailure> {
+    ) -> std::result::Result<bool, DiskFailure> {
         let file: &dyn DoorFile = file;
         let mut header = [0; HEADER_BYTES];
         file.read_all(&mut header, start).map_err(reason_of)?;
@@ -252,36 +273,75 @@ impl<'a> CellReader<'a> {
             cell: place.cell,
             shard_bytes,
             sums: &place.sums,
+            owner: CellHeader::owner(&header),
         };
-        let is_sealed = self.claim.format == SEALED_FORMAT_VERSION;
-        let seals = if is_sealed { SEAL_BYTES as u64 } else { 0 };
+        let is_sealed = self.claim.format == SEALED_DISK_FORMAT_VERSION;
+        let seal_bytes = if is_sealed { SEAL_BYTES } else { 0 };
         let tiles = shard_bytes.div_ceil(TILE_BYTES) as u64;
-        let stored = (shard_bytes as u64).checked_add(tiles.saturating_mul(seals));
+        let stored = (shard_bytes as u64).checked_add(tiles.saturating_mul(seal_bytes as u64));
         let padded = stored.and_then(|bytes| bytes.checked_next_multiple_of(ALIGNMENT as u64));
         let shards = padded.and_then(|bytes| bytes.checked_mul(self.claim.ranks as u64));
         let whole = shards.and_then(|bytes| bytes.checked_add(HEADER_BYTES as u64));
-        if !expected.is(&header) || whole != Some(self.claim.cells[place.class]) {
+        let owned = is_sealed || expected.owner.iter().all(|&byte| byte == 0);
+        if !expected.is(&header) || !owned || whole != Some(self.claim.cells[place.class]) {
             return Err(DiskFailure::Header);
         }
-        if is_sealed {
-            return Ok(());
+        let seal = self.seals.seal_of(name, &expected.owner);
+        let seal = seal.filter(|_| is_sealed);
+        if is_sealed && seal.is_none() {
+            return Ok(false);
         }
-        let padded = padded.unwrap_or(0);
-        let mut bytes = vec![0; STEP.min(shard_bytes)];
-        for (rank, sum) in place.sums.iter().enumerate() {
-            let at = start + HEADER_BYTES as u64 + rank as u64 * padded;
-            let mut digests = Vec::with_capacity(shard_bytes.div_ceil(TILE_BYTES));
-            for offset in (0..shard_bytes).step_by(STEP) {
-                let step = &mut bytes[..STEP.min(shard_bytes - offset)];
-                file.read_all(step, at + offset as u64).map_err(reason_of)?;
-                digests.extend(step.chunks(TILE_BYTES).map(tile_digest));
-            }
-            if combine(digests.into_iter(), shard_bytes) != *sum {
+        let sums = seal.as_ref().map(|seal| seal.mask(&place.sums));
+        let sums = sums.as_ref().unwrap_or(&place.sums);
+        let sealed_at = SealedPlace {
+            identity: &self.claim.identity,
+            place: [
+                ON_DISK,
+                place.class as u64,
+                place.cell,
+                u64::from(place.block),
+            ],
+            shard_bytes,
+            sums,
+        };
+        let at = |rank| start + HEADER_BYTES as u64 + rank as u64 * padded.unwrap_or(0);
+        for (rank, sum) in sums.iter().enumerate() {
+            let found = shard_sum(
+                file,
+                at(rank),
+                (seal.as_ref(), &sealed_at, rank),
+                seal_bytes,
+            )?;
+            if found != *sum {
                 return Err(DiskFailure::Checksum);
             }
         }
-        Ok(())
+        Ok(true)
     }
+}
+
+/// The checksum of the bytes of a rank's shard, which begins at an offset of a slab file.
+fn shard_sum(
+    file: &dyn DoorFile,
+    at: u64,
+    (seal, sealed_at, rank): (Option<&Seal>, &SealedPlace<'_>, usize),
+    seal_bytes: usize,
+) -> std::result::Result<u64, DiskFailure> {
+    let stored = sealed_bytes(sealed_at.shard_bytes, seal_bytes);
+    let tile_bytes = TILE_BYTES + seal_bytes;
+    let mut bytes = vec![0; stored.min(STEP * tile_bytes)];
+    let mut digests = Vec::with_capacity(sealed_at.shard_bytes.div_ceil(TILE_BYTES));
+    for offset in (0..stored).step_by(STEP * tile_bytes) {
+        let tiles = &mut bytes[..(stored - offset).min(STEP * tile_bytes)];
+        file.read_all(tiles, at + offset as u64)
+            .map_err(reason_of)?;
+        if seal.is_some_and(|seal| !seal.open(sealed_at, rank, offset / tile_bytes, tiles)) {
+            return Err(DiskFailure::Sealed);
+        }
+        let tiles = tiles.chunks(tile_bytes);
+        digests.extend(tiles.map(|tile| tile_digest(&tile[..tile.len() - seal_bytes])));
+    }
+    Ok(combine(digests.into_iter(), sealed_at.shard_bytes))
 }
 
 fn reason_of(error: io::Error) -> DiskFailure {
