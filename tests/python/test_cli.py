@@ -20,6 +20,8 @@ COMMANDS = [
     ["store", "inspect"],
     ["store", "verify"],
     ["store", "gc"],
+    ["key", "new"],
+    ["key", "destroy"],
     ["plan"],
     ["doctor"],
     ["verify"],

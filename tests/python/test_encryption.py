@@ -1,13 +1,15 @@
 """The setting ``encrypt_key``, and two tenants of a store whose disk is encrypted."""
 
 import hashlib
+import json
 import logging
 import os
 import re
+import stat
 
 import pytest
 
-from hybrid_pages import DiskError, Geometry, Group, Layer, Segment, checksum
+from hybrid_pages import DiskError, Geometry, Group, Layer, Segment, checksum, cli
 from hybrid_pages.adapter.encryption import read_keys
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.adapter.store import EntryStore
@@ -118,7 +120,7 @@ def opened(tmp_path):
 
     def open_store(text):
         (tmp_path / "key").write_text(text)
-        key = str(tmp_path / "key") if text else ""
+        key = str(tmp_path / "key") if text else None
         tiers = TierSettings.read(
             host_gb=0.001, disk_path=tmp_path / "disk", disk_gb=0.001, encrypt_key=key
         )
@@ -159,3 +161,89 @@ def test_a_tenant_is_destroyed_with_its_line_and_a_wrong_key_is_refused(opened):
     for text in (OTHER, ""):
         with pytest.raises(DiskError, match=r"expected encrypt_key with the key [0-9a-f]{16}"):
             opened(text)
+
+
+@pytest.mark.parametrize("given", ["", " "])
+def test_a_key_that_is_given_but_empty_is_refused(tmp_path, capsys, given):
+    disk = {"disk_path": str(tmp_path / "disk"), "disk_gb": 0.001}
+    said = r"^encrypt_key: expected a key file, .* found ' ?': leave it out"
+    with pytest.raises(SettingsError, match=said):
+        Settings.parse({**disk, "encrypt_key": given})
+    with pytest.raises(SettingsError, match=said):
+        TierSettings.read(host_gb=1, encrypt_key=given, **disk)
+    assert TierSettings.read(host_gb=1, **disk).encrypt_key == ""
+    (tmp_path / "hybrid-pages-disk").write_text("hybrid-pages disk store, format 1\n")
+    assert cli.main(["store", "verify", str(tmp_path), "--encrypt-key", given]) == 2
+    assert "encrypt_key: expected a key file" in capsys.readouterr().err
+
+
+def test_a_tenant_is_destroyed_by_the_command_and_others_stay(opened, tmp_path, capsys):
+    path = tmp_path / "made"
+    assert cli.main(["key", "new", str(path), "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    whole = path.read_text()
+    with opened(whole) as store:
+        for salt in ("", "one", "two"):
+            keep(store, salt)
+    path.chmod(0o640)
+    os.link(path, tmp_path / "other name")
+    (tmp_path / "link").symlink_to(path)
+    digest = hashlib.sha256(b"one").hexdigest()
+    assert cli.main(["key", "destroy", str(tmp_path / "link"), "--salt", "one", "--json"]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert (done["tenant"], done["key"]) == (digest, made["key"])
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert (tmp_path / "other name").read_bytes() == bytes(len(whole))
+    assert (tmp_path / "link").is_symlink()
+    less = path.read_text()
+    for _ in range(2):
+        with opened(less) as store:
+            assert [has(store, salt) for salt in ("", "one", "two")] == [True, False, True]
+    with opened(less) as store:
+        keep(store, "one")
+    with opened(less) as store:
+        assert has(store, "one"), "with its new key"
+    with opened(whole) as store:
+        assert [has(store, salt) for salt in ("", "one", "two")] == [True] * 3, "the old file"
+    # Both tenants' entries on the disk, opened by each file.
+    verify = ["store", "verify", str(tmp_path / "disk"), "--json", "--encrypt-key"]
+    for text, unopened in ((whole, 1), (less, 1), (f"{MAIN}\n", None)):
+        (tmp_path / "key").write_text(text)
+        status = cli.main([*verify, str(tmp_path / "key")])
+        printed = capsys.readouterr()
+        if unopened is None:
+            assert (status, "encrypt_key: expected the key" in printed.err) == (2, True)
+            continue
+        (found,) = json.loads(printed.out)["identities"]
+        assert (status, found["good"], found["unopened"]) == (0, 4, unopened)
+    assert cli.main(["key", "destroy", str(path), "--sha256", digest]) == 0
+    assert digest in capsys.readouterr().out
+    with opened(path.read_text()) as store:
+        assert [has(store, salt) for salt in ("", "one", "two")] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["new", "key"], "exists"),
+        (["new", "env:KEY"], "expected a file, found a variable"),
+        (["new", "no/such/folder"], "No such file"),
+        (["destroy", "key"], "found neither: name one tenant"),
+        (["destroy", "key", "--salt", "a", "--sha256", "b"], "found both: name one tenant"),
+        (["destroy", "key", "--sha256", "b"], "64 hexadecimal digits"),
+        (["destroy", "key", "--salt", ""], "expected a line `tenants`"),
+        (["destroy", "missing", "--salt", "a"], "No such file"),
+        (["destroy", "/dev/null", "--salt", "a"], "expected a key file"),
+    ],
+)
+def test_a_command_that_cannot_be_done_changes_nothing(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "key").write_text(MAIN)
+    assert cli.main(["key", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"hybrid-pages key {words[0]}: ")
+    assert said in error
+    assert "223344" not in error
+    assert (tmp_path / "key").read_text() == MAIN
+    assert os.listdir(tmp_path) == ["key"]

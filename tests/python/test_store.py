@@ -185,9 +185,9 @@ def test_what_goes_while_it_is_looked_at_is_left_out(
         def lanes(self) -> Any:
             return self.tree.lanes()
 
-        def verify(self, lane: str, identity: str, *rest: Any) -> Any:
+        def verify(self, lane: str, identity: str, *rest: Any, **keys: Any) -> Any:
             shutil.rmtree(path / "lane-0" / OTHER.hex(), ignore_errors=True)
-            return self.tree.verify(lane, identity, *rest)
+            return self.tree.verify(lane, identity, *rest, **keys)
 
     monkeypatch.setattr("hybrid_pages.store.main.DiskTree", Tree)
     [left] = told(capsys, "verify", str(path))["identities"]
@@ -223,9 +223,9 @@ def test_a_verification_can_be_interrupted(path: Path) -> None:
         "    def __init__(self, path):\n"
         "        self.tree = DiskTree(path)\n"
         "        self.lanes = self.tree.lanes\n"
-        "    def verify(self, *args):\n"
+        "    def verify(self, *args, **keys):\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"
-        "        return self.tree.verify(*args)\n"
+        "        return self.tree.verify(*args, **keys)\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
     done = subprocess.run(

@@ -13,9 +13,27 @@ from urllib.parse import urlsplit
 from hybrid_pages._core import InvalidArgumentError, encrypt_key_id
 from hybrid_pages.adapter.errors import SettingsError
 
-_VARIABLE = "env:"
+VARIABLE = "env:"
+"""What the name of an environment variable follows, in the place of a file."""
 _MOST_BYTES = 64 << 20
 _LIKE_A_KEY = re.compile(r"(?!/)[0-9A-Za-z+/=\s-]{32,}")
+
+
+def key_setting(given: str | os.PathLike[str] | None) -> str:
+    """The setting as somebody gave it; empty if it was left out.
+
+    Raises:
+        SettingsError: it was given, but empty, as by a template without a value: entries would be
+            written in the clear.
+    """
+    if given is None:
+        return ""
+    if isinstance(given, str) and not given.strip():
+        raise SettingsError(
+            "encrypt_key: expected a key file, or env: and the name of a variable, found "
+            f"{given!r}: leave it out to encrypt nothing"
+        )
+    return os.fspath(given) if isinstance(given, os.PathLike) else given
 
 
 def require_encryption(encrypt_key: str, disk_path: str, remote_url: str) -> None:
@@ -56,7 +74,7 @@ def read_keys(encrypt_key: str) -> str:
 
 def is_read_by_all(encrypt_key: str) -> bool:
     """Whether every user of the machine may read the key file. False without a file."""
-    if not encrypt_key or encrypt_key.startswith(_VARIABLE):
+    if not encrypt_key or encrypt_key.startswith(VARIABLE):
         return False
     try:
         return bool(os.stat(encrypt_key).st_mode & stat.S_IROTH)
@@ -65,8 +83,8 @@ def is_read_by_all(encrypt_key: str) -> bool:
 
 
 def _text(encrypt_key: str) -> str:
-    if encrypt_key.startswith(_VARIABLE):
-        name = encrypt_key.removeprefix(_VARIABLE)
+    if encrypt_key.startswith(VARIABLE):
+        name = encrypt_key.removeprefix(VARIABLE)
         text = os.environ.get(name, "")
         if not text:
             raise SettingsError(

@@ -11,7 +11,7 @@ from typing import Any
 from hybrid_pages._core import Disk, Mooncake, Remote
 from hybrid_pages.adapter import disk, remote
 from hybrid_pages.adapter.disk import DiskShare, require_directory, require_quota, require_unused
-from hybrid_pages.adapter.encryption import read_keys, require_encryption
+from hybrid_pages.adapter.encryption import key_setting, read_keys, require_encryption
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.adapter.memory import require_memory
 from hybrid_pages.adapter.pool import budget_of
@@ -71,13 +71,14 @@ class TierSettings:
         remote_url: str = "",
         remote_deadline_ms: int = remote.DEADLINE_MS,
         remote_admit: Admit = "auto",
-        encrypt_key: str | os.PathLike[str] = "",
+        encrypt_key: str | os.PathLike[str] | None = None,
     ) -> TierSettings:
         """Settings as a program gives them, of whatever types.
 
         Args:
             host_gb: GiB, or ``"auto"`` for a share of the memory that is free now.
-            disk_path, encrypt_key: a text, or a ``Path``.
+            disk_path: a text, or a ``Path``.
+            encrypt_key: a text, or a ``Path``; None for none.
             disk_gb, disk_deadline_ms, remote_url, remote_deadline_ms, remote_admit: as the fields.
 
         Raises:
@@ -91,7 +92,7 @@ class TierSettings:
             "remote_url": remote_url,
             "remote_deadline_ms": remote_deadline_ms,
             "remote_admit": remote_admit,
-            "encrypt_key": _path_of(encrypt_key),
+            "encrypt_key": key_setting(encrypt_key),
         }
         return cls(**given)
 

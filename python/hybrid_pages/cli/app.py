@@ -11,7 +11,7 @@ import typer
 
 import hybrid_pages
 from hybrid_pages.arguments import gib, whole
-from hybrid_pages.cli import deployment
+from hybrid_pages.cli import deployment, key
 from hybrid_pages.cli import info as installed
 from hybrid_pages.cli.lab import add_to
 from hybrid_pages.cli.options import Json, read
@@ -170,6 +170,7 @@ def vllm_mlx() -> None:
 
 
 app.add_typer(store, name="store")
+key.add_to(app)
 
 _DISK = typer.Argument(metavar="PATH", help="The engines' disk_path.")
 
@@ -187,13 +188,24 @@ def inspect(path: Annotated[str, _DISK], as_json: Json = False) -> int:
 
 
 @store.command()
-def verify(path: Annotated[str, _DISK], as_json: Json = False) -> int:
+def verify(
+    path: Annotated[str, _DISK],
+    as_json: Json = False,
+    encrypt_key: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="FILE",
+            help="The engines' encrypt_key, to open what is encrypted. Without it only headers are "
+            "compared there.",
+        ),
+    ] = None,
+) -> int:
     """Read every entry and compare it with its checksums.
 
     Changes nothing, and an engine may be running. Exit status 1 if something is damaged or can't be
     read.
     """
-    return _store("verify", path=path, json=as_json)
+    return _store("verify", path=path, json=as_json, encrypt_key=encrypt_key)
 
 
 @store.command()

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybrid_pages import HybridPagesError
+from hybrid_pages.adapter.encryption import key_setting
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.adapter.memory import GIB
 from hybrid_pages.adapter.tiers import TierSettings, require_block_tokens
@@ -96,7 +97,7 @@ def tiers_of(own: argparse.Namespace, flag: str, nbytes: int | None) -> TierSett
             "one, or drop --disk-gb"
         )
     found = TierSettings(
-        host_gb, own.disk_path or "", own.disk_gb or 0.0, encrypt_key=own.encrypt_key
+        host_gb, own.disk_path or "", own.disk_gb or 0.0, encrypt_key=key_setting(own.encrypt_key)
     )
     found.require_here()
     return found
@@ -222,7 +223,6 @@ def server_parser(prog: str, model: str, about: str, *, instead: str) -> argpars
     parser.add_argument("--disk-gb", type=float, help="quota of --disk-path in GiB")
     parser.add_argument(
         "--encrypt-key",
-        default="",
         help="file with the key that --disk-path is encrypted with, or env:NAME",
     )
     return parser

@@ -92,7 +92,7 @@ class PrefixCache(Closing):
         disk_path: str | os.PathLike[str] = "",
         disk_gb: float = 0.0,
         disk_deadline_ms: int = DEADLINE_MS,
-        encrypt_key: str | os.PathLike[str] = "",
+        encrypt_key: str | os.PathLike[str] | None = None,
     ) -> None:
         self.model = model
         # A CacheStore, or a NoStore in its place.

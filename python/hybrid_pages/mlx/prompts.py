@@ -47,7 +47,7 @@ class Prompts(Closing):
             block_tokens=block_tokens,
             disk_path=tiers.disk_path,
             disk_gb=tiers.disk_gb,
-            encrypt_key=tiers.encrypt_key,
+            encrypt_key=tiers.encrypt_key or None,
         )
         self._admissions = Admissions(self._store.index, block_tokens)
 

@@ -68,7 +68,7 @@ class CacheStore(EntryStore):
         disk_path: str | os.PathLike[str] = "",
         disk_gb: float = 0.0,
         disk_deadline_ms: int = DEADLINE_MS,
-        encrypt_key: str | os.PathLike[str] = "",
+        encrypt_key: str | os.PathLike[str] | None = None,
     ) -> None:
         tiers = TierSettings.read(
             host_gb=host_gb,

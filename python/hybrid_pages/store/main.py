@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hybrid_pages import DiskError, DiskTree, HybridPagesError
+from hybrid_pages.adapter.encryption import key_setting, read_keys
 from hybrid_pages.arguments import require_named
 from hybrid_pages.progress import progress
 from hybrid_pages.store.about import read_about
@@ -61,6 +62,7 @@ def _readable(lane: Any) -> dict[str, Any]:
 
 
 def _verify(disk: DiskTree, args: SimpleNamespace) -> int:
+    keys = read_keys(key_setting(args.encrypt_key))
     lanes = disk.lanes()
     found: list[dict[str, Any]] = []
     total = sum(
@@ -85,7 +87,9 @@ def _verify(disk: DiskTree, args: SimpleNamespace) -> int:
                     done = now
 
                 try:
-                    verdict = disk.verify(lane["lane"], identity["identity"], told)
+                    verdict = disk.verify(
+                        lane["lane"], identity["identity"], told, encrypt_key=keys
+                    )
                 except DiskError as error:
                     found.append(it | {"trouble": str(error)})
                     continue
@@ -98,7 +102,7 @@ def _verify(disk: DiskTree, args: SimpleNamespace) -> int:
     if args.json:
         print(json.dumps({"path": args.path, "identities": found, "troubles": troubles}))
     else:
-        print(printable(verdicts(args.path, found, troubles)))
+        print(printable(verdicts(args.path, found, troubles, has_keys=bool(keys))))
     return int(damaged)
 
 

@@ -58,8 +58,14 @@ def _user(process: int | None) -> str:
     return f"in use by process {process}" if process else "in use"
 
 
-def verdicts(path: str, found: Sequence[Mapping[str, Any]], troubles: Sequence[str]) -> str:
-    """A line per identity, and the bad entries."""
+def verdicts(
+    path: str,
+    found: Sequence[Mapping[str, Any]],
+    troubles: Sequence[str],
+    *,
+    has_keys: bool = False,
+) -> str:
+    """A line per identity, and the bad entries. has_keys: whether there was a key file."""
     lines = [path]
     for it in found:
         name = f"  {it['lane']}/{it['identity'][:_SHORT]}: "
@@ -67,8 +73,9 @@ def verdicts(path: str, found: Sequence[Mapping[str, Any]], troubles: Sequence[s
             lines.append(f"{name}its index can't be read: {it['trouble']}")
             continue
         text = f"{count(it['good'], 'good entry', 'good entries')} ({size(it['bytes'])})"
-        if it.get("encrypted"):
-            text += ", by their headers alone: they are encrypted"
+        if it["unopened"]:
+            why = "the key file no longer has their keys" if has_keys else "give --encrypt-key"
+            text += f", {it['unopened']} of them encrypted and known by their headers alone: {why}"
         if it["changed"]:
             text += f", {it['changed']} changed meanwhile"
         if it["damaged_records"]:

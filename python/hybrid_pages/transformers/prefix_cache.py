@@ -107,7 +107,7 @@ class PrefixCache(Closing):
         remote_url: str = "",
         remote_deadline_ms: int = REMOTE_DEADLINE_MS,
         remote_admit: Admit = "auto",
-        encrypt_key: str | os.PathLike[str] = "",
+        encrypt_key: str | os.PathLike[str] | None = None,
         store: CacheStore | None = None,
     ) -> None:
         self.model = model

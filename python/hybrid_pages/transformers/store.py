@@ -97,7 +97,7 @@ class CacheStore(EntryStore):
         remote_url: str = "",
         remote_deadline_ms: int = REMOTE_DEADLINE_MS,
         remote_admit: Admit = "auto",
-        encrypt_key: str | os.PathLike[str] = "",
+        encrypt_key: str | os.PathLike[str] | None = None,
     ) -> None:
         require_block_tokens(block_tokens)
         require_policy(policy)

@@ -8,6 +8,7 @@ from functools import cache, cached_property
 from typing import Any, Literal, get_args, get_type_hints
 
 from hybrid_pages.adapter.disk import DEADLINE_MS
+from hybrid_pages.adapter.encryption import key_setting
 from hybrid_pages.adapter.errors import SettingsError as SettingsError
 from hybrid_pages.adapter.pool import budget_of, require_policy
 from hybrid_pages.adapter.remote import DEADLINE_MS as REMOTE_DEADLINE_MS
@@ -68,7 +69,7 @@ class Settings:
     encrypt_key: str = ""
     """File with the key that entries in ``disk_path`` and ``remote_url`` are encrypted with, or
     ``env:`` and the name of an environment variable that holds what would be in it. Each
-    ``cache_salt`` has a key of its own. Empty for no encryption."""
+    ``cache_salt`` has a key of its own. Leave it out for no encryption."""
 
     huge_pages: HugePages = ""
     """``2M`` for memory in pages of 2 MiB, which the system must have reserved. A large budget then
@@ -225,6 +226,8 @@ class Settings:
                     f"valid keys are {', '.join(sorted(known))}"
                 )
         given = dict(extra_config)
+        if isinstance(given.get("encrypt_key"), str):
+            key_setting(given["encrypt_key"])
         if "host_gb" in given:
             given["host_gb"] = budget_of(given["host_gb"])
         settings = cls(**given)

@@ -1,0 +1,123 @@
+"""``hybrid-pages key new|destroy FILE``: makes a key file, or destroys a tenant's key in one."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO
+
+from hybrid_pages import HybridPagesError
+from hybrid_pages._core import encrypt_key_id, without_tenant_key
+from hybrid_pages.adapter.encryption import VARIABLE, read_keys
+from hybrid_pages.adapter.errors import SettingsError
+from hybrid_pages.arguments import require_named
+
+_DIGEST = re.compile(r"[0-9A-Fa-f]{64}")
+
+
+def run(args: SimpleNamespace) -> int:
+    """Runs one action. Exit status 2 if the file can't be made, read or replaced."""
+    try:
+        require_named("FILE", args.path)
+        if args.path.startswith(VARIABLE):
+            raise SettingsError(
+                "FILE: expected a file, found a variable: write what is in it to a file, and back"
+            )
+        done, text = (_new if args.action == "new" else _destroy)(args)
+    except (HybridPagesError, OSError) as error:
+        print(f"hybrid-pages key {args.action}: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(done) if args.json else text, flush=True)
+    return 0
+
+
+def _new(args: SimpleNamespace) -> tuple[dict[str, str], str]:
+    text = f"{secrets.token_hex(32)}\ntenants {secrets.token_hex(32)}\n"
+    with open(os.open(args.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        _fill(file.fileno(), text)
+    _sync_folder(Path(args.path).resolve().parent)
+    done = {"path": args.path, "key": encrypt_key_id(text)}
+    return done, f"{args.path}: made with the key {done['key']}, for the setting encrypt_key"
+
+
+def _destroy(args: SimpleNamespace) -> tuple[dict[str, str], str]:
+    if (args.salt is None) == (args.sha256 is None):
+        raise SettingsError(
+            "--salt: expected the tenant's cache_salt or its --sha256, found "
+            f"{'neither' if args.salt is None else 'both'}: name one tenant"
+        )
+    digest = args.sha256 or hashlib.sha256(args.salt.encode()).hexdigest()
+    if not _DIGEST.fullmatch(digest):
+        raise SettingsError(
+            "--sha256: expected the SHA-256 of a cache_salt in 64 hexadecimal digits, found "
+            "something else: see `printf %s SALT | sha256sum`"
+        )
+    with _alone(Path(args.path).resolve()) as old:
+        text = without_tenant_key(read_keys(args.path), list(bytes.fromhex(digest)))
+        _replace(old, Path(old.name), text)
+    done = {"path": args.path, "key": encrypt_key_id(text), "tenant": digest.lower()}
+    return done, (
+        f"{args.path}: the key of the tenant {done['tenant']} is destroyed, and it has a new one.\n"
+        "Remove every other copy of the old file, give the new one to all engines with this key, "
+        "and restart them: until then they still have the old key."
+    )
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[IO[bytes]]:
+    """The file at a path, which nobody else replaces meanwhile: that would bring a key back."""
+    with open(path, "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+            raise SettingsError(
+                f"{path}: expected to be alone, found that somebody replaced it: try again"
+            )
+        yield file
+
+
+def _replace(old: IO[bytes], path: Path, text: str) -> None:
+    """Puts a text into the place of a file, and then zeros over the old one.
+
+    The new file is whole on the disk before the old one goes.
+    """
+    was = os.fstat(old.fileno())
+    draft, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with open(draft, "wb"):
+            os.fchmod(draft, stat.S_IMODE(was.st_mode))
+            if (was.st_uid, was.st_gid) != (os.geteuid(), os.getegid()):
+                os.fchown(draft, was.st_uid, was.st_gid)
+            _fill(draft, text)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+    _sync_folder(path.parent)
+    old.seek(0)
+    _fill(old.fileno(), "\0" * was.st_size)
+
+
+def _fill(file: int, text: str) -> None:
+    left = text.encode()
+    while left:
+        left = left[os.write(file, left) :]
+    os.fsync(file)
+
+
+def _sync_folder(folder: Path) -> None:
+    here = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(here)
+    finally:
+        os.close(here)
