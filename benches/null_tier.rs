@@ -17,13 +17,18 @@ pub enum Kind {
 pub struct Null {
     room: Room,
     kind: Kind,
-    ended: Vec<CopyId>,
+    ended: Vec<CopyEnd>,
 }
 
 impl Null {
     pub fn boxed(room: Room, kind: Kind) -> Box<dyn Below> {
         let ended = Vec::new();
         Box::new(Self { room, kind, ended })
+    }
+
+    fn end(&mut self, copy: CopyId) {
+        let result = Ok(vec![7]);
+        self.ended.push(CopyEnd { copy, result });
     }
 }
 
@@ -53,17 +58,13 @@ impl Below for Null {
         self.kind != Kind::Waits || entry.proven
     }
     fn write(&mut self, copy: CopyId, _: &EntryKey, _: &[SlotId], _: &[u64]) {
-        self.ended.push(copy);
+        self.end(copy);
     }
     fn read(&mut self, copy: CopyId, _: &EntryKey, _: &[SlotId]) {
-        self.ended.push(copy);
+        self.end(copy);
     }
     fn poll(&mut self, ended: &mut Vec<CopyEnd>) {
-        let whole = |copy| CopyEnd {
-            copy,
-            result: Ok(vec![7]),
-        };
-        ended.extend(self.ended.drain(..).map(whole));
+        ended.append(&mut self.ended);
     }
     fn find(&mut self, key: &EntryKey) -> Found {
         std::hint::black_box(blake3::hash(key.prefix.as_bytes()));

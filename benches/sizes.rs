@@ -193,6 +193,9 @@ fn round(table: &mut Table, kind: Kind, blocks: usize, entries_there: usize) {
     table.time("all announced", entries_there, || {
         cache.changes(Medium::Host, true)
     });
+    table.time("all announced anew", entries_there, || {
+        cache.changes(Medium::Host, true)
+    });
     for turn in 0..3 {
         let keys = prompt(1 + turn, blocks);
         let t = &mut *table;

@@ -111,8 +111,8 @@ def planted(tmp_path, folder, name, line):
 @pytest.mark.parametrize(
     ("crate", "name", "line", "found"),
     [
-        ("rust/core", "src/ids.rs", "use crate::cache::Cache;", "ids -> cache"),
-        ("rust/core", "src/prefix/joint.rs", "use crate::{error, tier::Arena};", "prefix -> tier"),
+        ("rust/core", "src/slab.rs", "use crate::cache::Cache;", "slab -> cache"),
+        ("rust/core", "src/prefix/joint.rs", "use crate::{slab, tier::Arena};", "prefix -> tier"),
         ("rust/core", "src/prefix/joint.rs", "use super::super::cache::Hit;", "prefix -> cache"),
         ("rust/core", "src/slot/mod.rs", "fn f(_: crate::prefix::Hit) {}", "slot -> prefix"),
         ("rust/cuda", "src/driver/mod.rs", "use crate::engine::CudaEngine;", "driver -> engine"),
@@ -133,7 +133,7 @@ def test_an_upward_import_in_rust_is_found(tmp_path, crate, name, line, found):
 
 def test_an_import_in_a_comment_or_a_string_is_none(tmp_path):
     line = '// use crate::cache::Cache;\nconst TEXT: &str = "use crate::cache::Cache;";'
-    assert wrong_in_crate(planted(tmp_path, "rust/core", "src/ids.rs", line), "rust/core") == []
+    assert wrong_in_crate(planted(tmp_path, "rust/core", "src/slab.rs", line), "rust/core") == []
 
 
 def test_an_upward_dependency_of_a_crate_is_found(tmp_path):

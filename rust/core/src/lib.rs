@@ -6,12 +6,11 @@
 
 #[cfg(shuttle)] // tests/rust/races
 extern crate hybrid_pages_races_std as std;
-pub mod error;
+pub use hybrid_pages_geometry::{error, geometry, ids};
+
 pub mod guarded;
-pub mod ids;
 mod slab;
 
-pub mod geometry;
 pub mod policy;
 pub mod slot;
 pub mod transfer;

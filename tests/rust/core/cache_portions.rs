@@ -3,10 +3,13 @@
 use crate::cache_support;
 use crate::plain_tier;
 
-use std::sync::mpsc::channel;
+use std::cell::RefCell;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
 
 use cache_support::{class, config};
-use hybrid_pages::cache::{Arrival, Cache, CacheConfig, RestoreProgress};
+use hybrid_pages::cache::{Arrival, Cache, CacheConfig, Medium, RestoreProgress, Skipped};
+use hybrid_pages::guarded::WATCHER;
 use hybrid_pages::ids::{ClassKind, NamespaceId, PrefixKey};
 use hybrid_pages::policy::Hints;
 use plain_tier::{Handle, Plain, SHAPE};
@@ -227,6 +230,218 @@ fn whatever_others_do_between_portions_nothing_is_lost_or_held() {
                     scene.check_nothing_is_held();
                 }
             }
+        }
+    }
+}
+
+thread_local! {
+    /// After how many more holds of the lock by this thread another one is told.
+    static SIGNAL: RefCell<Option<(usize, Sender<()>)>> = const { RefCell::new(None) };
+}
+
+fn watch(taken: bool) {
+    SIGNAL.with_borrow_mut(|signal| {
+        let Some((left, sender)) = signal.as_mut().filter(|_| !taken) else {
+            return;
+        };
+        *left -= 1;
+        if *left == 0 {
+            sender.send(()).unwrap();
+            // Whoever waits for the lock when it is given back comes next.
+            std::thread::sleep(Duration::from_millis(3));
+            *signal = None;
+        }
+    });
+}
+
+/// Makes a call, and another one when this one has had the lock so many times. Returns the answers, of the other one
+/// if it came before the end.
+fn between<T, U: Send>(
+    holds: usize,
+    call: impl FnOnce() -> T,
+    other: impl FnOnce() -> U + Send,
+) -> (T, Option<U>) {
+    WATCHER.get_or_init(|| watch);
+    let (sender, receiver) = channel();
+    SIGNAL.set(Some((holds, sender)));
+    std::thread::scope(|scope| {
+        let other = scope.spawn(move || receiver.recv().is_ok().then(other));
+        let answer = call();
+        SIGNAL.set(None);
+        (answer, other.join().unwrap())
+    })
+}
+
+/// A host with room for three prompts, in which are pages and, at the end of a prompt, a checkpoint.
+fn host(policy: &str, slots: usize) -> (Cache, NamespaceId) {
+    let classes = [
+        class(ClassKind::Attention, 0, 1),
+        class(ClassKind::Recurrent, 0, 1),
+    ];
+    let config = CacheConfig {
+        policy: policy.into(),
+        ..config(&classes, slots)
+    };
+    let below = Plain::boxed(&Handle::default(), 1 << 20, policy, SHAPE, true);
+    let cache = Cache::with_tiers(&config, vec![below]).unwrap();
+    cache.follow().unwrap();
+    let namespace = cache.namespace(b"engine").unwrap();
+    (cache, namespace)
+}
+
+fn all(blocks: usize) -> Vec<(usize, usize)> {
+    let pages = (0..blocks).map(|block| (0, block));
+    pages.chain([(1, blocks - 1)]).collect()
+}
+
+/// Stores a prompt at once. Returns how many entries were published, and what was skipped.
+fn put(cache: &Cache, namespace: NamespaceId, keys: &[PrefixKey]) -> (usize, Skipped) {
+    let mut lease = cache.reserve(namespace, keys, &all(keys.len())).unwrap();
+    let sums = vec![[7]; lease.entries().len()];
+    (lease.commit(&sums).unwrap(), lease.skipped())
+}
+
+/// How deep a prompt is found in the host.
+fn depth(cache: &Cache, namespace: NamespaceId, keys: &[PrefixKey]) -> usize {
+    cache.lookup(namespace, keys).unwrap().host
+}
+
+fn check_rest(cache: &Cache, slots: usize) {
+    (0..20).for_each(|_| cache.poll());
+    assert_eq!((cache.audit(), cache.stats().leased_slots), (None, 0));
+    cache.clear();
+    assert_eq!(cache.audit(), None);
+    assert_eq!(cache.stats().free_slots as usize, slots);
+}
+
+const SLOTS: usize = 3 * BLOCKS + 8;
+
+#[test]
+fn a_store_in_portions_notices_what_others_do_in_between() {
+    for policy in ["lru", "reuse"] {
+        for between_what in [Between::Clear, Between::Invalidate, Between::Store] {
+            for holds in [1, 4, 9, 12, 17, 22] {
+                let (cache, namespace) = host(policy, SLOTS);
+                let keys = prompt(1, BLOCKS);
+                put(&cache, namespace, &keys[..300]);
+                let ((published, skipped), came) = between(
+                    holds,
+                    || put(&cache, namespace, &keys),
+                    || match between_what {
+                        Between::Clear => cache.clear(),
+                        Between::Invalidate => {
+                            let lease = cache.acquire(namespace, &keys[..300], 0).unwrap();
+                            lease.map_or(0, |lease| cache.invalidate(&lease).unwrap())
+                        }
+                        _ => put(&cache, namespace, &keys).0,
+                    },
+                );
+                let what = format!(
+                    "{policy} {between_what:?} at {holds}: {published} {skipped:?} {came:?}"
+                );
+                let found = depth(&cache, namespace, &keys);
+                match between_what {
+                    // What was reserved before is void, and nothing comes behind what has left.
+                    Between::Clear | Between::Invalidate => {
+                        let is_right = found == BLOCKS || found == 0;
+                        assert!(
+                            is_right && (found == 0) == (published < BLOCKS),
+                            "{what}, {found}"
+                        );
+                    }
+                    _ => assert_eq!(found, BLOCKS, "{what}"),
+                }
+                check_rest(&cache, SLOTS);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_without_room_gives_back_the_pages_that_were_reserved_for_it() {
+    for holds in [9, 11, 13] {
+        let slots = BLOCKS + 300;
+        let (cache, namespace) = host("lru", slots);
+        let (keys, other) = (prompt(1, BLOCKS), prompt(2, 600));
+        let (lease, taken) = between(
+            holds,
+            || cache.reserve(namespace, &keys, &all(BLOCKS)).unwrap(),
+            || cache.reserve(namespace, &other, &all(600)).unwrap(),
+        );
+        let taken = taken.expect("the other came in between");
+        let found = (lease.entries().len(), taken.entries().len());
+        let left_out = (lease.skipped().no_room, taken.skipped().no_room);
+        // One of them has all its room, the other none.
+        let first = ((BLOCKS + 1, 0), (0, 601));
+        let second = ((0, 601), (BLOCKS + 1, 0));
+        assert!(
+            [first, second].contains(&(found, left_out)),
+            "{found:?} {left_out:?}"
+        );
+        let stats = cache.stats();
+        let held = stats.slots - stats.free_slots;
+        assert_eq!(held as usize, found.0 + found.1);
+        drop((lease, taken));
+        check_rest(&cache, slots);
+    }
+}
+
+#[test]
+fn nothing_of_before_is_found_from_the_beginning_of_a_reset_on() {
+    for policy in ["lru", "reuse"] {
+        for holds in [1, 3, 6] {
+            let (cache, namespace) = host(policy, SLOTS);
+            let (keys, other) = (prompt(1, BLOCKS), prompt(2, BLOCKS));
+            put(&cache, namespace, &keys);
+            drop(cache.changes(Medium::Host, false));
+            let mut lease = cache.acquire(namespace, &keys, 0).unwrap().unwrap();
+            let (dropped, came) = between(
+                holds,
+                || cache.clear(),
+                || {
+                    assert_eq!(depth(&cache, namespace, &keys), 0);
+                    assert_eq!(cache.audit(), None);
+                    drop(cache.changes(Medium::Host, false));
+                    lease.release();
+                    assert_eq!(cache.audit(), None);
+                    put(&cache, namespace, &other).0
+                },
+            );
+            assert_eq!((dropped, came), (BLOCKS + 1, Some(BLOCKS + 1)));
+            let found = [&keys, &other].map(|keys| depth(&cache, namespace, keys));
+            assert_eq!(found, [0, BLOCKS]);
+            let hit = cache.lookup(namespace, &keys).unwrap();
+            assert_eq!(hit.blocks, 0);
+            check_rest(&cache, SLOTS);
+        }
+    }
+}
+
+#[test]
+fn what_is_published_or_dropped_in_portions_is_right_in_between() {
+    for policy in ["lru", "reuse"] {
+        for holds in [2, 4] {
+            let (cache, namespace) = host(policy, SLOTS);
+            let keys = prompt(1, BLOCKS);
+            let mut lease = cache.reserve(namespace, &keys, &all(BLOCKS)).unwrap();
+            let sums = vec![[7]; lease.entries().len()];
+            between(holds, || lease.commit(&sums).unwrap(), || cache.clear());
+            assert_eq!(depth(&cache, namespace, &keys), 0);
+            drop(lease);
+            put(&cache, namespace, &keys);
+            let lease = cache.acquire(namespace, &keys, 0).unwrap().unwrap();
+            let longer = prompt(1, BLOCKS + 600);
+            let (dropped, behind) = between(
+                holds,
+                || cache.invalidate(&lease).unwrap(),
+                || put(&cache, namespace, &longer).0,
+            );
+            assert!(dropped > BLOCKS && behind.is_some());
+            // What came in between hangs from what is dropped; what came later is whole.
+            let found = depth(&cache, namespace, &longer);
+            assert!(found == 0 || found == longer.len(), "{behind:?} {found}");
+            drop(lease);
+            check_rest(&cache, SLOTS);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The cache's threads in many orders, under shuttle: lookups, commits, evictions, promotions, restores in waves, ends
-//! of leases, resets and the end of the cache, above a tier whose copies another thread makes.
+//! of leases, resets and the end of the cache, above a tier whose copies another thread makes. Calls take the lock
+//! in portions of two blocks, so that others come in between.
 //!
 //! Every slot has a word that says whose bytes it holds. Whoever holds a slot finds the same word until it lets go,
 //! and a word of before a reset is never found after it. `HYBRID_PAGES_RACES` is the number of orders.
@@ -16,8 +17,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cache_support::{CHECKPOINT, PAGE, config, keys, whole};
-use hybrid_pages::cache::{Cache, LeaseEntry, ReadLease, RestoreProgress};
+use hybrid_pages::cache::{Cache, LeaseEntry, Medium, ReadLease, RestoreProgress};
 use hybrid_pages::ids::NamespaceId;
+use hybrid_pages::policy::Hints;
 use shuttle::rand::Rng as _;
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, Runner, thread};
@@ -139,7 +141,16 @@ impl World {
 
     fn call(&self, may_reset: bool) {
         let prompt = PROMPTS[below(PROMPTS.len())];
-        match below(20) {
+        let hints = Hints {
+            retain: 1000,
+            ..Hints::NONE
+        };
+        match below(22) {
+            20 => drop(self.cache.changes(Medium::Host, below(3) == 0)),
+            21 => {
+                let keys = keys(prompt);
+                self.cache.expect(self.namespace, &keys, 1, &hints).unwrap();
+            }
             0..7 => self.store(prompt),
             7..11 => self.load(prompt),
             11..14 => self.restore(prompt),
@@ -165,6 +176,7 @@ fn work() {
         move || copies.run()
     });
     let cache = Cache::with_tiers(&config(&[PAGE, CHECKPOINT], SLOTS), vec![tier]).unwrap();
+    cache.follow().unwrap();
     let world = Arc::new(World {
         namespace: cache.namespace(b"engine").unwrap(),
         cache,

@@ -10,9 +10,10 @@ impl CacheState {
     /// The first contradiction found.
     pub(super) fn audit(&self) -> Option<String> {
         let tiers = self.tiers.below_host();
-        self.index
-            .audit()
-            .or_else(|| self.announced.audit(&self.index))
+        let of_index = || (self.index.audit()).or_else(|| self.announced.audit(&self.index));
+        (!self.index.is_clearing())
+            .then(of_index)
+            .flatten()
             .or_else(|| self.audit_slots())
             .or_else(|| self.entries.iter().find_map(|(id, _)| self.audit_entry(id)))
             .or_else(|| {

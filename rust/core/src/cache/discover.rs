@@ -50,7 +50,7 @@ impl CacheState {
     ) -> Result<Discovered> {
         self.index.namespaces.check(namespace)?;
         check_chain(keys, 0)?;
-        if !self.tiers.has_lower() {
+        if !self.tiers.has_lower() || self.index.is_clearing() {
             let hit = self.hit_anywhere(namespace, keys);
             return Ok(Discovered {
                 hit,

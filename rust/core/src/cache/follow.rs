@@ -1,7 +1,7 @@
 //! The calls of a follower, which tells others what the cache has.
 
 use super::Cache;
-use super::announced::{Changes, Medium};
+use super::announced::{Changes, Collection, Medium};
 use crate::error::{Error, Result};
 use crate::ids::{NamespaceId, PrefixKey};
 
@@ -60,10 +60,11 @@ impl Cache {
     /// told is removed first, and all that is announced is told again: for a follower whose listeners may have lost it.
     #[must_use]
     pub fn changes(&self, medium: Medium, anew: bool) -> Changes {
-        let changes = self
+        let mut to = Collection::new(anew);
+        let collected = self
             .locked
-            .with(|state| state.announced.take_changes(&state.index, medium, anew));
-        changes.unwrap_or_default()
+            .to_the_end(|state| Ok(state.announced.collect(&state.index, medium, &mut to)));
+        collected.map(|()| to.end()).unwrap_or_default()
     }
 
     /// Announces no blocks of a namespace any more, until it is freed: for a namespace that no request will use.

@@ -5,10 +5,14 @@ use std::sync::Arc;
 use super::entry::{LeaseEntry, Skipped};
 use super::locked::Locked;
 use super::lookup::ReadSet;
+use super::offer::Publication;
 use super::queries::PORTION;
-use super::reserve::Reservation;
+use super::reserve::{Reservation, Store};
+use super::state::CacheState;
+use super::write_order::Wanted;
 use crate::error::{Error, Result};
-use crate::ids::EntryId;
+use crate::ids::{EntryId, NamespaceId, PrefixKey};
+use crate::policy::Hints;
 
 /// A lease on entries that are loaded: it pins them until it is released or dropped.
 pub struct ReadLease {
@@ -94,11 +98,41 @@ pub struct WriteLease {
 }
 
 impl WriteLease {
-    pub(super) const fn new(locked: Arc<Locked>, reservation: Reservation) -> Self {
-        Self {
-            locked,
-            reservation,
+    /// Reserves room for entries, and shows those that are to be written. What was reserved before an error is given
+    /// back.
+    pub(super) fn reserve(
+        locked: &Arc<Locked>,
+        (namespace, keys): (NamespaceId, &[PrefixKey]),
+        entries: &[(usize, usize)],
+        hints: &Hints,
+        mut show: impl FnMut(&CacheState, Wanted, EntryId, &mut Vec<LeaseEntry>),
+    ) -> Result<Self> {
+        let mut store = Store::new(&locked.roles, namespace, keys, entries, hints)?;
+        let mut lease = Self {
+            locked: Arc::clone(locked),
+            reservation: Reservation::default(),
             ended: false,
+        };
+        let reservation = &mut lease.reservation;
+        let mut cleared = Vec::new();
+        loop {
+            let ended = locked.to_the_end(|state| {
+                if state.index.is_clearing() {
+                    cleared.push(state.clear_on());
+                    return Ok(None);
+                }
+                loop {
+                    let (phase, all) = state.reserve_on(&mut store, reservation, &mut show)?;
+                    if !phase || all || entries.len() > PORTION {
+                        return Ok(phase.then_some(all));
+                    }
+                    store.advance(reservation);
+                }
+            })?;
+            if ended {
+                return Ok(lease);
+            }
+            store.advance(reservation);
         }
     }
 
@@ -117,7 +151,8 @@ impl WriteLease {
         self.ended
     }
 
-    /// Publishes all entries at once, when their bytes are whole. `checksums` has for each entry one value per rank.
+    /// Publishes all entries, when their bytes are whole: many of them in portions, a page before what hangs from it.
+    /// `checksums` has for each entry one value per rank.
     /// Entries that were dropped meanwhile stay unpublished. Returns how many were published.
     ///
     /// # Errors
@@ -152,24 +187,16 @@ impl WriteLease {
     /// The errors of [`commit`](Self::commit).
     pub fn commit_flat(&mut self, checksums: &[u64]) -> Result<usize> {
         self.check_lasts()?;
-        let Self {
-            locked,
-            reservation,
-            ended,
-        } = self;
-        locked.with(|state| {
-            let (ranks, entries) = (state.classes.ranks(), reservation.written.len());
-            if checksums.len() != ranks * entries {
-                return Err(Error::InvalidArgument(format!(
-                    "checksums: expected {} for {entries} entries of {ranks} ranks, found {}",
-                    ranks * entries,
-                    checksums.len()
-                )));
-            }
-            *ended = true;
-            let checksums = checksums.chunks_exact(ranks).map(Some);
-            Ok(state.commit(reservation, checksums))
-        })?
+        let ranks = self.locked.with(|state| state.classes.ranks())?;
+        let entries = self.reservation.written.len();
+        if checksums.len() != ranks * entries {
+            return Err(Error::InvalidArgument(format!(
+                "checksums: expected {} for {entries} entries of {ranks} ranks, found {}",
+                ranks * entries,
+                checksums.len()
+            )));
+        }
+        self.publish(|at| Some(&checksums[at * ranks..][..ranks]))
     }
 
     /// Publishes all entries as [`commit`](Self::commit) does, without checksums: a load can't verify the bytes.
@@ -179,20 +206,26 @@ impl WriteLease {
     /// leave the process need checksums. The lease goes on then.
     pub fn commit_without_checksums(&mut self) -> Result<usize> {
         self.check_lasts()?;
-        let Self {
-            locked,
-            reservation,
-            ended,
-        } = self;
-        locked.with(|state| {
-            if state.tiers.has_lower() {
-                return Err(Error::InvalidArgument(
-                    "commit: expected checksums, since this cache has tiers below the host, found none".into(),
-                ));
+        if self.locked.with(|state| state.tiers.has_lower())? {
+            return Err(Error::InvalidArgument(
+                "commit: expected checksums, since this cache has tiers below the host, found none"
+                    .into(),
+            ));
+        }
+        self.publish(|_| None)
+    }
+
+    fn publish<'a>(&mut self, checksums: impl Fn(usize) -> Option<&'a [u64]>) -> Result<usize> {
+        self.ended = true;
+        let mut publication = Publication::new(&mut self.reservation);
+        let mut cleared = Vec::new();
+        self.locked.to_the_end(|state| {
+            if state.index.is_clearing() {
+                cleared.push(state.clear_on());
+                return Ok(None);
             }
-            *ended = true;
-            Ok(state.commit(reservation, std::iter::repeat(None)))
-        })?
+            Ok(state.publish(&mut publication, &checksums))
+        })
     }
 
     fn check_lasts(&self) -> Result<()> {
@@ -207,6 +240,7 @@ impl WriteLease {
     /// Gives the room back; after the lease's end this call does nothing.
     pub fn abort(&mut self) {
         if !std::mem::replace(&mut self.ended, true) {
+            self.reservation.settle(&self.locked.roles);
             // What hangs from an entry goes before it, so that each portion is small.
             for ids in self.reservation.ids().rchunks(PORTION) {
                 self.locked.end(|state| state.abandon(ids));

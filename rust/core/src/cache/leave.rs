@@ -2,6 +2,7 @@
 
 use smallvec::SmallVec;
 
+use super::queries::PORTION;
 use super::state::CacheState;
 use crate::ids::{EntryId, EntryKey};
 use crate::prefix::{Fate, IndexCell};
@@ -24,29 +25,74 @@ impl CacheState {
         self.classes.count_reclaimed(left);
     }
 
-    pub(super) fn invalidate(&mut self, ids: &[EntryId]) -> usize {
-        let known = |id: &&EntryId| self.entries.get(**id).home.is_some();
-        let named = ids.iter().filter(known).count() as u64;
-        let dropped = self.take_out(ids, Places::ALL);
-        self.classes.count_reclaimed(dropped - named);
-        dropped as usize
+    /// Drops a portion of these entries and of what hangs from them, from the end. Adds to `dropped` how many were
+    /// resident; `None` if there is more.
+    pub(super) fn invalidate(&mut self, ids: &mut Vec<EntryId>, dropped: &mut u64) -> Option<()> {
+        // Boundaries from a page that is to go down to the end of something that hangs from it.
+        let mut path = Vec::new();
+        for _ in 0..PORTION {
+            let Some(&id) = ids.last() else { break };
+            let entry = self.entries.get(id);
+            let mut named = u64::from(entry.places.in_host());
+            let is_page = self.index.roles().attention == Some(entry.class);
+            let mut next = Some(id);
+            if let Some(home) = entry.home.filter(|_| is_page) {
+                let class = entry.class;
+                let mut node = path.pop().unwrap_or(home);
+                while let Some(child) = self.index.children(node).next() {
+                    path.push(node);
+                    node = child;
+                }
+                next = self.index.cell(node, class).entry();
+                named *= u64::from(next == Some(id));
+            }
+            let left = self.take_out(next.as_slice(), Places::ALL);
+            self.classes.count_reclaimed(left - named);
+            *dropped += left;
+            if next == Some(id) {
+                ids.pop();
+            }
+        }
+        ids.is_empty().then_some(())
     }
 
-    pub(super) fn leave_to(&mut self, ids: &[EntryId], tier: usize) -> usize {
+    /// Takes a portion of these entries out of the tiers before this one, from the end. Adds to `left` how many left
+    /// the host; `None` if there is more.
+    pub(super) fn leave_to(
+        &mut self,
+        ids: &mut Vec<EntryId>,
+        tier: usize,
+        left: &mut u64,
+    ) -> Option<()> {
         let has = |&id: &EntryId| self.entries.get(id).places.has(tier);
         if !self.tiers.below_host().contains(&tier) || !ids.iter().all(has) {
-            return 0;
+            return Some(());
         }
         let above = (0..tier).fold(Places::NONE, |above, tier| above.with(Places::of(tier)));
-        let left = self.take_out(ids, above);
-        self.classes.count_reclaimed(left);
-        left as usize
+        let portion = ids.split_off(ids.len().saturating_sub(PORTION));
+        let gone = self.take_out(&portion, above);
+        self.classes.count_reclaimed(gone);
+        *left += gone;
+        ids.is_empty().then_some(())
     }
 
-    pub(super) fn clear(&mut self) -> usize {
-        let mut gone = Vec::new();
-        self.index.clear(&mut gone, &mut self.announced);
+    /// Begins to forget everything: nothing of before is found from now on. [`clear_on`](Self::clear_on) ends it.
+    pub(super) fn clear(&mut self) {
+        self.index.clear(&mut self.announced);
+        self.clears += 1;
         self.visits.clear();
+        for lower in &mut self.tiers.below {
+            lower.tier.clear();
+        }
+    }
+
+    /// Lets a portion of what a clear has left go. When nothing is left, returns what is to be
+    /// dropped when the lock is free.
+    pub(super) fn clear_on(&mut self) -> Option<impl Sized + use<>> {
+        let mut gone = Vec::new();
+        let cleared = self
+            .index
+            .clear_on((PORTION / 4).max(1), &mut gone, &mut self.announced);
         let mut left = Vec::with_capacity(gone.len());
         for id in gone {
             let entry = self.entries.get_mut(id);
@@ -57,13 +103,12 @@ impl CacheState {
                 resident: std::mem::take(&mut entry.places).in_host(),
             });
         }
-        let dropped = self.give_up(&left);
+        self.dropped += self.give_up(&left);
         for lower in &mut self.tiers.below {
             lower.unread.clear();
             lower.queries.clear();
-            lower.tier.clear();
         }
-        dropped as usize
+        cleared
     }
 
     /// Takes entries out of the tiers in `from`, and with a page all that hangs from it there. The index forgets

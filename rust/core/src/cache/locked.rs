@@ -4,11 +4,14 @@ use super::state::CacheState;
 use super::stats::{CacheStats, TierStats};
 use crate::error::Result;
 use crate::guarded::Guarded;
+use crate::prefix::Roles;
 
 /// The cache's state behind its lock, which leases and restores share. After a panic under the lock nobody can use the
 /// state: nothing is found or handed out, and leases end without effect, so that their slots are never used again.
 pub(crate) struct Locked {
     pub(super) state: Guarded<CacheState>,
+    /// The roles of the classes, which never change.
+    pub(super) roles: Roles,
     /// The counts that the cache gives after a panic.
     pub(super) closed: (CacheStats, Vec<TierStats>),
 }
@@ -17,6 +20,7 @@ impl Locked {
     pub(super) fn new(state: CacheState) -> Self {
         Self {
             closed: state.when_closed(),
+            roles: state.index.roles().clone(),
             state: Guarded::new(state),
         }
     }
@@ -25,20 +29,31 @@ impl Locked {
         self.state.with(work)
     }
 
-    /// Calls `step` until it has an answer. In between, the lock is free for the next one that waits. `None` if the
-    /// namespace ends meanwhile.
+    /// Calls `step` until it has an answer. In between, the lock is free for the next one that waits.
+    pub(super) fn to_the_end<T>(
+        &self,
+        mut step: impl FnMut(&mut CacheState) -> Result<Option<T>>,
+    ) -> Result<T> {
+        let mut answer = self.with(&mut step)??;
+        loop {
+            match answer {
+                Some(answer) => return Ok(answer),
+                None => answer = self.state.with_again(&mut step)??,
+            }
+        }
+    }
+
+    /// Calls `step` as [`to_the_end`](Self::to_the_end) does. `None` if the namespace ends meanwhile.
     pub(super) fn in_portions<T>(
         &self,
         mut step: impl FnMut(&mut CacheState) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
-        let mut answer = self.with(&mut step)??;
-        while answer.is_none() {
-            let Ok(next) = self.state.with_again(&mut step)? else {
-                break;
-            };
-            answer = next;
-        }
-        Ok(answer)
+        let mut begun = false;
+        self.to_the_end(|state| {
+            let again = std::mem::replace(&mut begun, true);
+            let answer = step(state).map(|answer| answer.map(Some));
+            answer.or_else(|error| again.then_some(Some(None)).ok_or(error))
+        })
     }
 
     /// Ends something under the lock. After a panic there is nothing to end.

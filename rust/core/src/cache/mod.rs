@@ -59,6 +59,7 @@ use crate::ids::{NamespaceId, PrefixKey, SlotId};
 use crate::policy::Hints;
 use crate::prefix::Hit;
 use crate::tier::Below;
+use admit::Admitting;
 use locked::Locked;
 use offer::Unoffered;
 use state::CacheState;
@@ -212,9 +213,11 @@ impl Cache {
         keys: &[PrefixKey],
         arrival: Arrival,
     ) -> Result<Admission> {
+        let mut admitting = Admitting::new(namespace, keys, arrival);
         let (admission, mut more) = self
             .locked
-            .with(|state| state.admit(namespace, keys, arrival))??;
+            .to_the_end(|state| state.admit(&mut admitting))?;
+        self.locked.retain(&admitting.retained, &arrival.hints);
         // One portion was offered to tiers that wait for proof. Between further portions the lock is free.
         while let Some(Unoffered { from, to }) = more {
             let state = &self.locked.state;
@@ -287,15 +290,16 @@ impl Cache {
         entries: &[(usize, usize)],
         hints: &Hints,
     ) -> Result<WriteLease> {
-        let reservation = self.locked.with(|state| {
-            let mut reservation = state.reserve(namespace, keys, entries, hints)?;
-            let written = reservation.written.iter();
-            reservation.entries = written
-                .map(|&(at, id)| state.describe(at.block, id))
-                .collect();
-            Ok::<_, Error>(reservation)
-        })??;
-        Ok(WriteLease::new(Arc::clone(&self.locked), reservation))
+        let prefix = (namespace, keys);
+        WriteLease::reserve(
+            &self.locked,
+            prefix,
+            entries,
+            hints,
+            |state, at, id, shown| {
+                shown.push(state.describe(at.block, id));
+            },
+        )
     }
 
     /// Reserves room as [`reserve_hinted`](Self::reserve_hinted) does, without a list: `each` gets class, block and
@@ -311,24 +315,29 @@ impl Cache {
         hints: &Hints,
         mut each: impl FnMut(usize, usize, &[SlotId]),
     ) -> Result<WriteLease> {
-        let reservation = self.locked.with(|state| {
-            let reservation = state.reserve(namespace, keys, entries, hints)?;
-            for &(at, id) in &reservation.written {
-                each(at.class, at.block, &state.slots(id));
-            }
-            Ok::<_, Error>(reservation)
-        })??;
-        Ok(WriteLease::new(Arc::clone(&self.locked), reservation))
+        let prefix = (namespace, keys);
+        WriteLease::reserve(&self.locked, prefix, entries, hints, |state, at, id, _| {
+            each(at.class, at.block, &state.slots(id));
+        })
     }
 
     /// Drops the entries of a lease, and all that can't be reached without them, from every tier: nobody finds them
     /// again. Slots are free again when the last lease on them ends. Returns how many resident entries were dropped.
+    /// Many of them go in portions, from the end of the prefix.
     ///
     /// # Errors
     /// [`Error::Lease`] if the lease was released or belongs to another cache.
     pub fn invalidate(&self, lease: &ReadLease) -> Result<usize> {
-        let ids = lease.ids_in(&self.locked)?;
-        self.locked.with(|state| state.invalidate(&ids))
+        let mut ids = lease.ids_in(&self.locked)?;
+        let (mut dropped, mut cleared) = (0, Vec::new());
+        self.locked.to_the_end(|state| {
+            if state.index.is_clearing() {
+                cleared.push(state.clear_on());
+                return Ok(None);
+            }
+            Ok(state.invalidate(&mut ids, &mut dropped))
+        })?;
+        Ok(dropped as usize)
     }
 
     /// Takes the entries of a lease, and all that hangs from their pages, out of the tiers before the one of this number
@@ -337,14 +346,29 @@ impl Cache {
     /// # Errors
     /// The errors of [`invalidate`](Self::invalidate).
     pub fn leave_to(&self, lease: &ReadLease, tier: usize) -> Result<usize> {
-        let ids = lease.ids_in(&self.locked)?;
-        self.locked.with(|state| state.leave_to(&ids, tier))
+        let (mut ids, mut left) = (lease.ids_in(&self.locked)?, 0);
+        self.locked
+            .to_the_end(|state| Ok(state.leave_to(&mut ids, tier, &mut left)))?;
+        Ok(left as usize)
     }
 
     /// Forgets every entry in every tier; slots under a lease return when it ends. Returns how many entries
     /// resident in the host were dropped. Namespaces that somebody holds stay.
+    ///
+    /// Nothing is found from its beginning on. The entries are let go in portions, and reservations that come meanwhile
+    /// help with that first.
     pub fn clear(&self) -> usize {
-        self.locked.with(CacheState::clear).unwrap_or_default()
+        let mut begun = false;
+        let clear = |state: &mut CacheState| {
+            if !std::mem::replace(&mut begun, true) && !state.index.is_clearing() {
+                state.clear();
+            }
+            let cleared = state.clear_on();
+            let ended = !state.index.is_clearing();
+            Ok(ended.then(|| (std::mem::take(&mut state.dropped), cleared)))
+        };
+        let cleared = self.locked.in_portions(clear);
+        cleared.map_or(0, |cleared| cleared.map_or(0, |it| it.0 as usize))
     }
 
     /// Hands out only the first so many slots from now on: the memory of the others is not ready. At the beginning all

@@ -34,60 +34,93 @@ enum Lack {
     Never,
 }
 
+/// Entries of a write lease that are published in portions.
+pub(super) struct Publication {
+    /// The entries to publish: shallow first.
+    written: Vec<EntryId>,
+    /// How many of these were gone through, and how many of them are published.
+    at: usize,
+    published: usize,
+    /// All that the lease pins, until a batch does.
+    pinned: PinSet,
+    /// The pinned entries that were not gone through: the deepest first.
+    rest: Vec<EntryId>,
+    /// The batch of the copies to tiers below.
+    batch: Option<u32>,
+}
+
+impl Publication {
+    pub(super) fn new(reservation: &mut Reservation) -> Self {
+        let pinned = std::mem::take(&mut reservation.pinned);
+        Self {
+            written: reservation.ids(),
+            at: 0,
+            published: 0,
+            rest: pinned.entries.clone(),
+            pinned,
+            batch: None,
+        }
+    }
+}
+
 impl CacheState {
-    /// Publishes what was reserved, and lets go of all that is pinned for it.
-    pub(super) fn commit<'a>(
+    /// Publishes a portion of what was reserved, and offers it, with the prefix that it extends, to every tier below.
+    /// After the last one, lets go of all that is pinned for it, when the copies have ended, and returns how many
+    /// entries were published.
+    pub(super) fn publish<'a>(
         &mut self,
-        reservation: &mut Reservation,
-        checksums: impl Iterator<Item = Option<&'a [u64]>>,
-    ) -> usize {
-        let ids = reservation.ids();
-        let published = self.publish(ids.iter().copied().zip(checksums));
-        self.write_behind(std::mem::take(&mut reservation.pinned), &ids);
-        published
+        publication: &mut Publication,
+        checksums: &impl Fn(usize) -> Option<&'a [u64]>,
+    ) -> Option<usize> {
+        let rest = &mut publication.rest;
+        let portion = rest.split_off(rest.len().saturating_sub(PORTION));
+        let from = publication.at;
+        for &id in portion.iter().rev() {
+            if publication.written.get(publication.at) == Some(&id) {
+                publication.published +=
+                    usize::from(self.publish_one(id, checksums(publication.at)));
+                publication.at += 1;
+            }
+        }
+        if self.tiers.has_lower() {
+            let batch = publication.batch.unwrap_or_else(|| {
+                self.poll();
+                self.copies.open(std::mem::take(&mut publication.pinned))
+            });
+            publication.batch = Some(batch);
+            let written = &publication.written[from..publication.at];
+            let base = self.base(&portion, written);
+            for tier in self.tiers.below_host() {
+                self.offer_new(tier, &portion, written, base, batch);
+            }
+        }
+        if !publication.rest.is_empty() {
+            return None;
+        }
+        match publication.batch {
+            Some(batch) => self.end_batch(batch),
+            None => self.unpin_all(std::mem::take(&mut publication.pinned)),
+        }
+        Some(publication.published)
     }
 
-    /// Lets lookups see entries that were being written, unless they left meanwhile.
-    fn publish<'a>(
-        &mut self,
-        written: impl Iterator<Item = (EntryId, Option<&'a [u64]>)>,
-    ) -> usize {
-        let mut published = 0;
-        for (id, checksums) in written {
-            self.classes.end_writing(1);
-            let entry = self.entries.get(id);
-            if !entry.members.in_host() {
-                continue;
-            }
-            let class = entry.class;
-            let same = checksums.is_some() && self.entries.checksums(id) == checksums;
-            if !entry.places.is_empty() && !same {
-                // The bytes were computed again and may differ, but an entry has the same bytes in every tier.
-                self.take_out(&[id], Places::BELOW);
-            }
-            self.entries.set_checksums(id, checksums);
-            self.classes.count_stored(class);
-            self.add_place(id, HOST);
-            published += 1;
+    /// Lets lookups see an entry that was being written, unless it left meanwhile.
+    fn publish_one(&mut self, id: EntryId, checksums: Option<&[u64]>) -> bool {
+        self.classes.end_writing(1);
+        let entry = self.entries.get(id);
+        if !entry.members.in_host() {
+            return false;
         }
-        published
-    }
-
-    /// Offers new entries, and the prefix that they extend, to every tier below. `pinned`: the entries of both that the
-    /// caller has pinned once; the pins end with the copies. `written`: the new entries, shallow first.
-    fn write_behind(&mut self, pinned: PinSet, written: &[EntryId]) {
-        if !self.tiers.has_lower() {
-            self.unpin_all(pinned);
-            return;
+        let class = entry.class;
+        let same = checksums.is_some() && self.entries.checksums(id) == checksums;
+        if !entry.places.is_empty() && !same {
+            // The bytes were computed again and may differ, but an entry has the same bytes in every tier.
+            self.take_out(&[id], Places::BELOW);
         }
-        self.poll();
-        let entries = pinned.entries.clone();
-        let base = self.base(&entries, written);
-        let batch = self.copies.open(pinned);
-        for tier in self.tiers.below_host() {
-            self.offer_new(tier, &entries, written, base, batch);
-        }
-        self.end_batch(batch);
+        self.entries.set_checksums(id, checksums);
+        self.classes.count_stored(class);
+        self.add_place(id, HOST);
+        true
     }
 
     /// The last page of the prefix that a store extends.
@@ -200,19 +233,8 @@ impl CacheState {
         }
     }
 
-    /// Marks boundaries as proven, since a request passes boundaries of an earlier one under these names. Offers the
-    /// host's entries there to tiers that wait for proof: a portion now and more with [`prove_on`](Self::prove_on).
-    pub(super) fn prove(
-        &mut self,
-        namespace: NamespaceId,
-        keys: &[PrefixKey],
-        names: &[u64],
-    ) -> Option<Unoffered> {
-        self.visits.prove(names);
-        self.prove_on(namespace, &keys[..names.len()], 0)
-    }
-
-    /// Offers a portion of the proven blocks, from one block on. Returns the blocks that are left.
+    /// Offers a portion of the host's entries at blocks that are proven to tiers that wait for that, from one block on.
+    /// Returns the blocks that are left.
     pub(super) fn prove_on(
         &mut self,
         namespace: NamespaceId,

@@ -3,7 +3,7 @@
 use super::Cache;
 use super::config::Arrival;
 use super::state::CacheState;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ids::{EntryId, NamespaceId, NodeId, PrefixKey};
 use crate::policy::{Hints, Policy};
 use crate::slot::HOST;
@@ -23,12 +23,14 @@ impl Cache {
         now: u64,
         hints: &Hints,
     ) -> Result<usize> {
-        self.locked.with(|state| {
+        let (blocks, pinned) = self.locked.with(|state| {
             state.index.namespaces.check(namespace)?;
             Arrival::check_now(now)?;
             state.tiers.room_mut(HOST).policy().pass_time(now);
-            Ok(state.retain_hit(namespace, keys, hints))
-        })?
+            Ok::<_, Error>(state.pin_hit(namespace, keys))
+        })??;
+        self.locked.retain(&pinned, hints);
+        Ok(blocks)
     }
 
     /// Gives up what a prefix has behind its first `first` blocks, in every tier: until it is used again, it goes

@@ -31,9 +31,15 @@ impl CacheState {
                 reported,
                 ..
             } = self.tiers.lower_mut(tier);
-            below.poll(reported);
-            let later = reported.split_off(reported.len().min(ENDS));
-            let reported = std::mem::replace(reported, later);
+            if reported.len() < ENDS {
+                let mut ends = Vec::new();
+                below.poll(&mut ends);
+                match reported.is_empty() {
+                    true => *reported = ends.into(),
+                    false => reported.extend(ends),
+                }
+            }
+            let reported: Vec<CopyEnd> = reported.drain(..reported.len().min(ENDS)).collect();
             more |= !self.tiers.lower_mut(tier).reported.is_empty();
             let mut ended = Vec::with_capacity(reported.len());
             for CopyEnd { copy, result } in reported {

@@ -5,8 +5,8 @@ use hashbrown::HashMap;
 
 use crate::ids::{NamespaceId, PrefixKey};
 
-/// Blocks that are asked about or found while the lock is held once.
-pub(super) const PORTION: usize = 256;
+/// Blocks or entries of one portion: what is done while the lock is held once.
+pub(super) const PORTION: usize = if cfg!(shuttle) { 2 } else { 256 };
 /// Blocks that a lookup asks about again where blocks stand alone.
 pub(super) const AGAIN: usize = 64;
 /// Prompts that are remembered at most; beyond that all are forgotten, and asked about anew.

@@ -34,6 +34,9 @@ pub(super) struct CacheState {
     pub(super) visits: Visits,
     pub(super) tenants: Tenants,
     pub(super) prefix_pins: PrefixPins,
+    /// How often everything was forgotten, and the resident entries that this has dropped and not reported yet.
+    pub(super) clears: u64,
+    pub(super) dropped: u64,
 }
 
 impl CacheState {
@@ -55,6 +58,8 @@ impl CacheState {
             visits: Visits::new(config.slots, waiting),
             tenants: Tenants::new(config.share()),
             prefix_pins: PrefixPins::default(),
+            clears: 0,
+            dropped: 0,
         })
     }
 

@@ -1,5 +1,6 @@
 //! The tiers of a cache, by number: the host is 0, those below it follow.
 
+use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 
 use hashbrown::HashMap;
@@ -16,7 +17,7 @@ use crate::tier::{Below, CopyEnd, Host, Room, Tier};
 pub(super) struct LowerTier {
     pub(super) tier: Box<dyn Below>,
     /// Copies that have ended, and are to be ended here.
-    pub(super) reported: Vec<CopyEnd>,
+    pub(super) reported: VecDeque<CopyEnd>,
     /// Slots of the host whose bytes are waiting to be written to this tier, or are being written.
     pub(super) queued: u64,
     /// The blocks of reads that failed, by boundary and class. The tier may have these entries still, and is asked
@@ -37,7 +38,7 @@ impl LowerTier {
         };
         Self {
             tier,
-            reported: Vec::new(),
+            reported: VecDeque::new(),
             queued: 0,
             unread: HashMap::new(),
             prefix_pin: None,

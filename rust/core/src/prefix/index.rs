@@ -14,16 +14,15 @@ use crate::error::{Error, Result};
 use crate::ids::{EntryId, EntryKey, NamespaceId, NodeId, PrefixKey};
 use crate::slab::Slab;
 
-/// A boundary of a prefix.
+/// A boundary of a prefix: known, or with the hash of its name.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum IndexBoundary {
+enum IndexBoundary {
     Known(NodeId),
-    /// An unknown boundary, with the hash of its name for [`PrefixIndex::add_hashed`].
     Unknown(u64),
 }
 
 impl IndexBoundary {
-    pub(crate) const fn known(self) -> Option<NodeId> {
+    const fn known(self) -> Option<NodeId> {
         match self {
             Self::Known(node) => Some(node),
             Self::Unknown(_) => None,
@@ -57,8 +56,9 @@ pub(crate) trait Observer {
         now: IndexCell,
     );
 
-    /// The index is about to forget every boundary; numbers of boundaries start anew.
-    fn cleared(&mut self, index: &PrefixIndex);
+    /// The index has forgotten the boundaries from number `left` on, and is about to forget the others. When none is
+    /// left, numbers start anew.
+    fn cleared(&mut self, index: &PrefixIndex, left: usize);
 }
 
 /// Stands for no node in a link.
@@ -89,6 +89,9 @@ pub(crate) struct PrefixIndex {
     cells: Vec<IndexCell>,
     table: HashTable<u32>,
     hasher: DefaultHashBuilder,
+    /// A clear that is under way: boundaries whose numbers are below this still have entries, and the table finds none
+    /// any more. None is found or added until it ends.
+    clearing: Option<(u32, HashTable<u32>)>,
 }
 
 impl PrefixIndex {
@@ -102,6 +105,7 @@ impl PrefixIndex {
             cells: Vec::new(),
             table: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
+            clearing: None,
         }
     }
 
@@ -217,12 +221,12 @@ impl PrefixIndex {
         keys: &[PrefixKey],
         tip: Option<NodeId>,
         first: usize,
-    ) -> Result<Vec<IndexBoundary>> {
+    ) -> Result<Vec<Option<NodeId>>> {
         let chained = self.roles.attention.is_some();
         let first = tip.map_or(first, |node| self.boundary_block(node) + 1);
         check_chain(keys, first.saturating_sub(1))?;
         let mut path = Vec::with_capacity(1 + keys.len() - first);
-        path.extend(tip.map(IndexBoundary::Known));
+        path.extend(tip.map(Some));
         let mut parent = tip;
         let mut unknown = HashTable::new();
         for (block, key) in keys.iter().enumerate().skip(first) {
@@ -240,7 +244,7 @@ impl PrefixIndex {
             if !fits {
                 return Err(not_chained(block));
             }
-            path.push(boundary);
+            path.push(boundary.known());
             if chained {
                 parent = boundary.known();
             }
@@ -261,8 +265,29 @@ impl PrefixIndex {
         self.add_hashed(parent, block, namespace, key, hash, observer)
     }
 
-    /// Adds a boundary as [`add`](Self::add) does, with the hash that [`IndexBoundary::Unknown`] has of it.
-    pub(crate) fn add_hashed(
+    /// The boundary of `block` after `parent`, which is added unless it is known.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the key stands for another prefix already.
+    pub(crate) fn child_or_new(
+        &mut self,
+        parent: Option<NodeId>,
+        block: usize,
+        namespace: NamespaceId,
+        key: &PrefixKey,
+        observer: &mut impl Observer,
+    ) -> Result<NodeId> {
+        match self.boundary_after(parent, namespace, key) {
+            IndexBoundary::Known(node) if self.follows(node.0, parent, block) => Ok(node),
+            IndexBoundary::Known(_) => Err(not_chained(block)),
+            IndexBoundary::Unknown(hash) => {
+                Ok(self.add_hashed(parent, block, namespace, key, hash, observer))
+            }
+        }
+    }
+
+    /// Adds a boundary as [`add`](Self::add) does, with the hash of its name.
+    fn add_hashed(
         &mut self,
         parent: Option<NodeId>,
         block: usize,
@@ -505,7 +530,6 @@ impl PrefixIndex {
     fn remove(&mut self, at: u32, orphan: bool, observer: &mut impl Observer) {
         observer.removed(self, NodeId(at));
         let node = self.nodes.remove(at);
-        self.tails.remove(node.namespace, &node.key);
         if !orphan {
             if node.prev != NIL {
                 self.nodes.get_mut(node.prev).next = node.next;
@@ -516,26 +540,61 @@ impl PrefixIndex {
                 self.nodes.get_mut(node.next).prev = node.prev;
             }
         }
+        self.cells_mut(NodeId(at)).fill(IndexCell::EMPTY);
+        if self.is_clearing() {
+            return;
+        }
+        self.tails.remove(node.namespace, &node.key);
         let hash = self.hasher.hash_one((node.namespace, &node.key));
         self.table
             .find_entry(hash, |&other| other == at)
             .expect("every node is in the table under its key")
             .remove();
-        self.cells_mut(NodeId(at)).fill(IndexCell::EMPTY);
     }
 
-    /// Forgets every boundary; their entries are added to `gone`, those of a boundary after its page.
-    pub(crate) fn clear(&mut self, gone: &mut Vec<EntryId>, observer: &mut impl Observer) {
-        for cells in self.cells.chunks(self.roles.count) {
-            let entries = self.roles.pages_first().map(|class| cells[class].entry());
-            gone.extend(entries.flatten());
-        }
-        observer.cleared(self);
-        self.cells.clear();
-        self.nodes = Slab::new();
+    /// Begins to forget every boundary: from now on none is found. [`clear_on`](Self::clear_on) ends it.
+    pub(crate) fn clear(&mut self, observer: &mut impl Observer) {
+        observer.cleared(self, self.nodes.span());
         self.tails.clear();
-        self.table.clear();
+        self.clearing = Some((self.nodes.span() as u32, std::mem::take(&mut self.table)));
+    }
+
+    /// Whether a clear is under way.
+    pub(crate) const fn is_clearing(&self) -> bool {
+        self.clearing.is_some()
+    }
+
+    /// Adds the entries of so many boundaries that a clear has left to `gone`, those of a boundary after its page.
+    /// When these were the last, returns what is to be dropped when the lock is free.
+    pub(crate) fn clear_on<O: Observer>(
+        &mut self,
+        most: usize,
+        gone: &mut Vec<EntryId>,
+        observer: &mut O,
+    ) -> Option<impl Sized + use<O>> {
+        let (left, _) = self.clearing.as_mut()?;
+        let end = *left;
+        *left = end.saturating_sub(most as u32);
+        let left = *left;
+        for node in (left..end).map(NodeId) {
+            if !self.nodes.has(node.0) {
+                continue;
+            }
+            observer.removed(self, node);
+            let entries = self
+                .roles
+                .pages_first()
+                .map(|class| self.cell(node, class).entry());
+            gone.extend(entries.flatten());
+            self.cells_mut(node).fill(IndexCell::EMPTY);
+        }
+        observer.cleared(self, left as usize);
+        if left > 0 {
+            return None;
+        }
         self.namespaces.clear_nodes();
+        let nodes = std::mem::replace(&mut self.nodes, Slab::new());
+        Some((self.clearing.take(), nodes, std::mem::take(&mut self.cells)))
     }
 
     /// Boundaries known.

@@ -17,7 +17,7 @@ mod tails;
 pub use boundary::boundaries;
 pub(crate) use boundary::boundary_name;
 pub(crate) use cell::{Fate, IndexCell};
-pub(crate) use index::{IndexBoundary, Observer, PrefixIndex};
+pub(crate) use index::{Observer, PrefixIndex};
 pub use joint::{Hit, Missing};
 pub(crate) use roles::Roles;
 pub(crate) use tails::{check_chain, is_tail_at};

@@ -74,9 +74,9 @@ impl BlockNotes {
         self.notes.resize(span, None);
     }
 
-    /// Forgets all notes; they were taken.
-    pub(super) fn clear(&mut self) {
-        self.notes.clear();
+    /// Forgets the notes from a number on; they were taken.
+    pub(super) fn truncate(&mut self, span: usize) {
+        self.notes.truncate(span);
     }
 
     pub(super) fn has(&self, node: NodeId) -> bool {

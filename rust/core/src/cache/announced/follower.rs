@@ -1,7 +1,7 @@
 //! Follows the index, and remembers what the follower was told.
 
-use super::changes::{BlockNotes, Changes, Medium};
-use super::told::Told;
+use super::changes::{BlockNotes, Medium};
+use super::told::{Collection, Told};
 use crate::ids::{NamespaceId, NodeId, PrefixKey};
 use crate::prefix::{IndexCell, Observer, PrefixIndex};
 
@@ -53,23 +53,22 @@ impl Announced {
         }
     }
 
-    /// The changes in a medium since the last call. With `anew`, all that the follower was told is removed, and all
-    /// that is announced is told again.
-    pub(crate) fn take_changes(
+    /// Collects a portion of the changes in a medium since the last call; `None` if there are more.
+    pub(crate) fn collect(
         &mut self,
         index: &PrefixIndex,
         medium: Medium,
-        anew: bool,
-    ) -> Changes {
+        to: &mut Collection,
+    ) -> Option<()> {
         let Some(following) = &mut self.0 else {
-            return Changes::default();
+            return Some(());
         };
         let Following { notes, media } = &mut **following;
         let told = match medium {
             Medium::Host => &mut media[0],
             Medium::Below => &mut media[1],
         };
-        told.take_changes(index, notes, anew)
+        told.collect(index, notes, to)
     }
 
     /// The blocks of a prefix that the index knows and that have no note.
@@ -151,6 +150,9 @@ impl Observer for Announced {
         now: IndexCell,
     ) {
         let Some(following) = &mut self.0 else { return };
+        if index.is_clearing() {
+            return; // Each boundary is removed soon.
+        }
         for (told, medium) in following.media.iter_mut().zip(Medium::ALL) {
             if medium.has(before) != medium.has(now) {
                 told.flipped(index, node, class, medium.has(now));
@@ -158,15 +160,16 @@ impl Observer for Announced {
         }
     }
 
-    fn cleared(&mut self, index: &PrefixIndex) {
-        if self.0.is_none() {
-            return;
-        }
-        for node in index.all() {
-            self.removed(index, node);
-        }
+    fn cleared(&mut self, index: &PrefixIndex, left: usize) {
         let Some(following) = &mut self.0 else { return };
-        following.notes.clear();
-        following.media.iter_mut().for_each(Told::renumber);
+        following.notes.truncate(left);
+        for told in &mut following.media {
+            if !index.is_clearing() {
+                told.expect_removals(index.len());
+            }
+            if left == 0 {
+                told.renumber();
+            }
+        }
     }
 }

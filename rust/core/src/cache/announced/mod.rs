@@ -11,3 +11,4 @@ mod told;
 
 pub use changes::{Changes, Medium, RemovedBlock, StoredBlocks};
 pub(super) use follower::Announced;
+pub(super) use told::Collection;

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 
 use hashbrown::HashMap;
 
+use super::super::queries::PORTION;
 use super::changes::{BlockNotes, Changes, Medium, Note, RemovedBlock, StoredBlocks};
 use crate::ids::{NamespaceId, NodeId, PrefixKey};
 use crate::prefix::PrefixIndex;
@@ -25,6 +26,63 @@ struct NodeMark {
 
 /// Boundaries that were told and that the index has forgotten, each with its block and note.
 type Gone = HashMap<(NamespaceId, PrefixKey), (u32, Option<Note>)>;
+
+/// Changes of one medium that are collected in portions.
+#[derive(Debug, Default)]
+pub(crate) struct Collection {
+    begun: bool,
+    /// Boundaries whose numbers are below this are told anew. Before the beginning: 1 if all are, otherwise 0.
+    anew: usize,
+    /// Boundaries to look at, once they were taken, and how many of them were looked at.
+    queued: bool,
+    queue: Vec<u32>,
+    looked: usize,
+    /// Those of them that are announced; how many of these are told, or come with one before them; and how many of
+    /// these were checked.
+    fresh: Vec<NodeId>,
+    started: usize,
+    checked: usize,
+    /// Further boundaries that are announced behind one that was told.
+    heads: Vec<NodeId>,
+    gone: Gone,
+    /// The blocks that are removed, in portions: one long list would be moved as it grows.
+    removed: Vec<RemovedBlock>,
+    portions: Vec<Vec<RemovedBlock>>,
+    stored: Vec<StoredBlocks>,
+}
+
+impl Collection {
+    /// With `anew`, all that was told is removed first, and all that is announced is told again.
+    pub(crate) fn new(anew: bool) -> Self {
+        Self {
+            anew: usize::from(anew),
+            ..Self::default()
+        }
+    }
+
+    /// All that was collected: this needs no lock.
+    pub(crate) fn end(self) -> Changes {
+        let gone = self
+            .gone
+            .into_iter()
+            .map(|((namespace, key), (block, note))| RemovedBlock {
+                namespace,
+                block_index: block as usize,
+                key,
+                note: note.map_or_else(Vec::new, |note| note.to_vec()),
+            });
+        let removed = self.portions.into_iter().flatten().chain(self.removed);
+        let mut changes = Changes {
+            removed: removed.chain(gone).collect(),
+            stored: self.stored,
+        };
+        changes.removed.sort_unstable_by(|a, b| {
+            let order = |it: &RemovedBlock| (Reverse(it.block_index), it.namespace.0);
+            (order(a), a.key.as_bytes()).cmp(&(order(b), b.key.as_bytes()))
+        });
+        changes
+    }
+}
 
 /// The follower's state of one medium.
 #[derive(Debug)]
@@ -101,6 +159,11 @@ impl Told {
             self.note_bytes += bytes_of(note);
             self.gone.insert(index.name(node), (block, note.cloned()));
         }
+    }
+
+    /// Makes room for so many boundaries that are removed soon.
+    pub(super) fn expect_removals(&mut self, boundaries: usize) {
+        self.gone.reserve(boundaries);
     }
 
     /// Forgets the numbers of boundaries, which start anew; all boundaries were removed.
@@ -223,70 +286,105 @@ impl Told {
         }
     }
 
-    /// The changes since the last call; with `anew`, all that was told is removed first.
-    pub(super) fn take_changes(
+    /// Collects a portion of the changes since the last call; `None` if there are more.
+    pub(super) fn collect(
         &mut self,
         index: &PrefixIndex,
         notes: &BlockNotes,
-        anew: bool,
-    ) -> Changes {
-        if anew {
-            index.all().for_each(|node| self.enqueue(node));
+        to: &mut Collection,
+    ) -> Option<()> {
+        let mut left = PORTION;
+        to.portions.push(std::mem::take(&mut to.removed));
+        if !std::mem::replace(&mut to.begun, true) {
+            to.gone = std::mem::take(&mut self.gone);
+            self.note_bytes = 0;
+            to.anew *= self.marks.len();
         }
-        let mut removed = Vec::with_capacity(self.gone.len());
-        for ((namespace, key), (block, note)) in self.gone.drain() {
-            self.note_bytes -= bytes_of(note.as_ref());
-            removed.push(RemovedBlock {
-                namespace,
-                block_index: block as usize,
-                key,
-                note: note.map_or_else(Vec::new, |note| note.to_vec()),
-            });
+        while to.anew > 0 && left > 0 {
+            (to.anew, left) = (to.anew - 1, left - 1);
+            let node = NodeId(to.anew as u32);
+            if self.forget(index, notes, node, to) && self.is_announced(node) {
+                self.enqueue(node);
+            }
         }
-        let mut fresh = Vec::new();
-        for at in std::mem::take(&mut self.queue) {
+        if to.anew == 0 && !std::mem::replace(&mut to.queued, true) {
+            to.queue = std::mem::take(&mut self.queue);
+        }
+        while let Some(&at) = to.queue.get(to.looked).filter(|_| left > 0) {
+            (to.looked, left) = (to.looked + 1, left - 1);
             let node = NodeId(at);
-            let announced = self.is_announced(node);
-            let mark = self.mark(node);
-            mark.queued = false;
-            if mark.told && (anew || !announced) {
-                mark.told = false;
-                let (namespace, key) = index.name(node);
-                removed.push(RemovedBlock {
-                    namespace,
-                    block_index: index.boundary_block(node),
-                    key,
-                    note: notes.copy(node),
-                });
-            }
-            if announced && !self.mark(node).told {
-                fresh.push(node);
+            if (self.marks.get(at as usize)).is_some_and(|mark| mark.reasons > 0) {
+                to.fresh.push(node); // It stays queued until it was told.
+            } else if let Some(mark) = self.marks.get_mut(at as usize) {
+                mark.queued = false;
+                self.forget(index, notes, node, to);
             }
         }
-        removed.sort_unstable_by(|a, b| {
-            let order = |it: &RemovedBlock| (Reverse(it.block_index), it.namespace.0);
-            (order(a), a.key.as_bytes()).cmp(&(order(b), b.key.as_bytes()))
-        });
-        let starts = |node: &NodeId| {
-            let before = index.parent(*node);
-            before.is_none_or(|parent| self.marks[parent.0 as usize].told)
-        };
-        let mut heads: Vec<NodeId> = fresh.into_iter().rev().filter(starts).collect();
-        let mut stored = Vec::with_capacity(heads.len());
-        while let Some(head) = heads.pop() {
-            stored.push(self.span(index, notes, head, &mut heads));
+        // Now every removal is known, and what is stored from here on comes after it.
+        while left > 0 && to.queued && to.looked == to.queue.len() {
+            let next = to.heads.pop().or_else(|| to.fresh.get(to.started).copied());
+            let Some(head) = next else { break };
+            to.started += usize::from(to.fresh.get(to.started) == Some(&head));
+            left -= 1;
+            let parent = (self.is_untold(head)).then(|| index.parent(head));
+            if parent.is_some_and(|it| it.is_none_or(|it| self.marks[it.0 as usize].told)) {
+                let stored = self.span(index, notes, head, &mut to.heads, &mut left);
+                to.stored.push(stored);
+            }
         }
-        Changes { removed, stored }
+        if left == 0 {
+            return None;
+        }
+        // What has changed again, or come behind a boundary that was not told yet, waits for the next call.
+        while let Some(&node) = to.fresh.get(to.checked).filter(|_| left > 0) {
+            (to.checked, left) = (to.checked + 1, left - 1);
+            if let Some(mark) = self.marks.get_mut(node.0 as usize) {
+                mark.queued = false;
+                if mark.told != (mark.reasons > 0) {
+                    self.enqueue(node);
+                }
+            }
+        }
+        (left > 0).then_some(())
     }
 
-    /// The blocks from `head` on that were not told, one after another; where they fork, the others are
-    /// added to `heads`.
+    /// Whether a number is that of a boundary that is announced, and was not told.
+    fn is_untold(&self, node: NodeId) -> bool {
+        let mark = self.marks.get(node.0 as usize);
+        mark.is_some_and(|mark| mark.reasons > 0 && !mark.told)
+    }
+
+    /// Removes a boundary, if the follower was told of it. Returns whether it was.
+    fn forget(
+        &mut self,
+        index: &PrefixIndex,
+        notes: &BlockNotes,
+        node: NodeId,
+        to: &mut Collection,
+    ) -> bool {
+        let mark = self.marks.get_mut(node.0 as usize);
+        let told = mark.is_some_and(|mark| std::mem::take(&mut mark.told));
+        if told {
+            let (namespace, key) = index.name(node);
+            to.removed.push(RemovedBlock {
+                namespace,
+                block_index: index.boundary_block(node),
+                key,
+                note: notes.copy(node),
+            });
+        }
+        told
+    }
+
+    /// The blocks from `head` on that were not told, one after another, at most as many as are left; where they fork,
+    /// or there are more, the others are added to `heads`.
     fn span(
         &mut self,
         index: &PrefixIndex,
         notes: &BlockNotes,
         head: NodeId,
         heads: &mut Vec<NodeId>,
+        left: &mut usize,
     ) -> StoredBlocks {
         let mut blocks = Vec::new();
         let mut next = Some(head);
@@ -294,13 +392,16 @@ impl Told {
             self.mark(node).told = true;
             blocks.push((index.name(node).1, notes.copy(node)));
             for child in index.children(node) {
-                let mark = self.marks[child.0 as usize];
-                if mark.told || mark.reasons == 0 {
+                if !self.is_untold(child) {
                     continue;
                 }
                 if let Some(other) = next.replace(child) {
                     heads.push(other);
                 }
+            }
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                heads.extend(next.take());
             }
         }
         StoredBlocks {

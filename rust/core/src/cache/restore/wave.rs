@@ -8,7 +8,7 @@ use super::super::tier_pins::TierPin;
 use super::promotion::{Obstacle, PromotionStep};
 use super::task::{LocatedEntry, RestoreProgress, RestoreTask, Wave};
 use crate::ids::{EntryId, NodeId};
-use crate::prefix::{IndexBoundary, IndexCell};
+use crate::prefix::IndexCell;
 use crate::slot::HOST;
 
 /// A wave of transient entries takes at most one in so many of the slots that a prompt may have, if that is enough for
@@ -146,8 +146,7 @@ impl CacheState {
                 let path = self
                     .index
                     .path(task.target.namespace, &task.target.keys, None, 0);
-                let path = path.map_err(|_| Broken)?.into_iter();
-                let path: Vec<_> = path.map(IndexBoundary::known).collect();
+                let path = path.map_err(|_| Broken)?;
                 let needed = self.needed_for(&path);
                 if needed.len() != task.target.needs.len() {
                     return Err(Broken);
