@@ -434,6 +434,8 @@ class Engine:
             found = matched(request, local)
             tracked = self.half._requests.get(request.request_id)
             self._last_place = tracked.place if tracked else None
+            if tracked and tracked.engine_tail and not found[0]:
+                local_hits[request.request_id] = tracked.engine_tail.tokens
             return found
 
         def watched_alloc(request: Any, blocks: Any, external: int) -> None:

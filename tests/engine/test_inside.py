@@ -1,4 +1,5 @@
-"""Engines configured otherwise go on from the ends of answers, bit for bit."""
+"""Engines configured otherwise go on from the ends of answers, bit for bit, from the host or from
+vLLM's own pool."""
 
 import pytest
 import torch
@@ -55,5 +56,47 @@ def test_the_end_of_an_answer_is_gone_on_from(engine: Engine, length, folders): 
         assert equal is not (spoil and not adapters)
     if adapters:
         engine.reset_local()
+        assert engine.run(longer, 2).resumed == 0, "another adapter's"
+    assert not any(key.startswith("failures") for key in engine.stats())
+
+
+def kept(engine: Engine) -> list[int]:
+    """The blocks of the one tail in vLLM's pool."""
+    (tail,) = (
+        tail
+        for of_depth in engine.half.engine_tails._kept.values()
+        for of_stem in of_depth.values()
+        for tail in of_stem.values()
+    )
+    return [block.block_id for block in tail.blocks]
+
+
+@pytest.mark.parametrize("length", [20, 133])
+def test_once_the_host_is_full_the_engine_keeps_the_end(
+    engine: Engine,
+    length,
+    monkeypatch,
+    folders: list[str],  # noqa: F811
+):
+    """The host has lost all by the next turn; a zeroed state shows."""
+    adapters = engine.vllm.vllm_config.lora_config is not None
+    lora = LoRARequest("one", 1, folders[0]) if adapters else None
+    prompt, said = tokens(("kept", length), length), 5
+    engine.reset_all()
+    whole = engine.run(prompt, 9, lora=lora)
+    monkeypatch.setattr(engine.half.connection.checkpoints, "_has_evicted", True)
+    for spoil in (False, True):
+        engine.reset_all()
+        longer = (*prompt, *engine.run(prompt, said, lora=lora).tokens)
+        engine.half.connection.cache.clear()
+        if spoil:
+            for group, block in zip(engine.worker._tensors, kept(engine), strict=True):
+                for tensor in group:
+                    tensor[block] = 0
+        rest = engine.run(longer, 9 - said, lora=lora)
+        assert (rest.local, rest.host) == (len(longer) - 1, 0)
+        equal = (rest.tokens, rest.logprobs) == (whole.tokens[said:], whole.logprobs[said:])
+        assert equal is not spoil
+    if adapters:
         assert engine.run(longer, 2).resumed == 0, "another adapter's"
     assert not any(key.startswith("failures") for key in engine.stats())

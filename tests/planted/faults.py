@@ -116,6 +116,24 @@ CONNECTOR = [
         "test_resumed_inside.py::test_only_engines_that_store_tails_ask_for_them",
     ),
     _scheduler(
+        "a tail in vLLM's pool is offered when it was evicted",
+        "if kept.is_there:\n                    self._note_use",
+        "if True:\n                    self._note_use",
+        "test_engine_tails.py::test_vllm_evicts_it_like_a_block_of_its_own",
+    ),
+    _scheduler(
+        "a superseded tail stays in vLLM's pool",
+        "if kept is not None and not kept.shared:",
+        "if False:",
+        "test_engine_tails.py::test_the_end_of_the_next_turn_gives_it_back",
+    ),
+    _scheduler(
+        "a tail in vLLM's pool outlives a reset",
+        "self.engine_tails.clear()",
+        "pass",
+        "test_engine_tails.py::test_after_a_reset_nothing_of_it_is_found",
+    ),
+    _scheduler(
         "the keys of a page for CPUs have a row for each token",
         "[([(width, 0), (tokens, 1)], item), ([(tokens, 1)], width * item)]",
         "[([(tokens, 1), (width, 0)], item), ([(tokens, 1)], width * item)]",

@@ -32,7 +32,7 @@ COUNTERS = {
     ),
     "tail_tokens": (
         None,
-        "Tokens of hit_tokens behind a prompt's last whole block: restored since tails are kept.",
+        "Tokens of hit_tokens behind the last whole block of a hit, not computed thanks to tails.",
     ),
     "preempted_hit_tokens": (
         "source",

@@ -250,6 +250,21 @@ class Engine:
         self.watches_local_cache = False
         """Whether vLLM's own prefix cache is checked after each step."""
 
+    def _note_tails(self) -> None:
+        """Has those that stay in vLLM's pool checked like whole blocks."""
+        tails = self.half.engine_tails
+        keep = tails.keep
+
+        def noted(tracked: Tracked, tables: Sequence[Sequence[int]]) -> bool:
+            kept: bool = keep(tracked, tables)
+            if kept:
+                end = tracked.run.position
+                blocks = [ids[end // self.block_tokens] for ids in tables]
+                self.local_cache.note_tail(tracked.request.request_id, end, blocks)
+            return kept
+
+        tails.keep = noted
+
     @property
     def block_tokens(self) -> int:
         """The scheduler's block, of which hits are multiples."""
@@ -353,6 +368,8 @@ class Engine:
         if self.waits_for_memory:
             self._get_ready()
         self._aggregator = KVOutputAggregator.from_connector(connector, self.ranks)
+        if not isinstance(connector, Anywhere):
+            self._note_tails()
         allocated = connector.update_state_after_alloc
 
         def loading() -> Collection[str]:

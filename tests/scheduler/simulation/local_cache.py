@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,6 +72,13 @@ class LocalCache:
             if block.block_hash is not None
             for key in (block.block_hash, *others.get(block.block_id, ()))
         ]
+
+    def note_tail(self, name: str, tokens: int, blocks: Sequence[int]) -> None:
+        """Notes blocks that now hold the last page and states of a request's first tokens, under a
+        name that is no hash of them."""
+        pool = self._engine.scheduler.kv_cache_manager.block_pool
+        for block in blocks:
+            self._texts[get_block_hash(pool.blocks[block].block_hash)] = (name, tokens)
 
     def _note_hashes(self) -> None:
         size = self._engine.plan.hash_block_size

@@ -93,6 +93,11 @@ class Checkpoints:
             tracked.run.want_tails(kept)
             tracked.prompt_ends |= kept
 
+    @property
+    def keeps_tails(self) -> bool:
+        """Whether the ends of answers stay in vLLM's pool, since the host can't hold all."""
+        return self.inside and self._is_full()
+
     def _is_full(self) -> bool:
         """Whether a checkpoint has had to leave the host since the start."""
         if not self._has_evicted:

@@ -19,6 +19,7 @@ from hybrid_pages.vllm.scheduler.connection import Connection, EngineFacts
 from hybrid_pages.vllm.scheduler.engine_steps import Steps
 from hybrid_pages.vllm.scheduler.loads import checked
 from hybrid_pages.vllm.scheduler.loads.early import Early
+from hybrid_pages.vllm.scheduler.loads.engine_tails import EngineTails
 from hybrid_pages.vllm.scheduler.loads.pace import Pace
 from hybrid_pages.vllm.scheduler.outlook import Outlook
 from hybrid_pages.vllm.scheduler.requests.check import CheckRequest, check_of
@@ -64,6 +65,7 @@ class SchedulerHalf:
         self._tiers_by: float | None = None
         """When requests stop waiting for the tiers below to be opened."""
         self.epochs = Epochs(lasting=engine.model is not None)
+        self.engine_tails = EngineTails(engine.grid, self.connection.keys, self.epochs.identity)
         self._requests = self.connection.requests
         self._begun: Tracked | None = None
         """A request whose pages vLLM has looked up, in its first turn, until it asks for more."""
@@ -101,6 +103,7 @@ class SchedulerHalf:
     def bind_pool(self, pool: "BlockPool") -> None:
         """Takes vLLM's block pool, which pins source blocks while they are copied."""
         self.connection.bind_pool(pool)
+        self.engine_tails.bind(pool)
         self.epochs.bind(pool)
 
     def confirm(self, reports: Iterable[Report], *, serving: bool = False) -> None:
@@ -165,16 +168,28 @@ class SchedulerHalf:
             self.connection.events.note(tracked)
         return tokens
 
-    def _pages(self, request: "Request", joint: int, deepest: int) -> int:
+    def _pages(
+        self, request: "Request", joint: int, deepest: int, most: int
+    ) -> "int | versions.LocalTail":
         """With how many tokens of vLLM's own pages a request begins, see
         :data:`~hybrid_pages.vllm.versions.local_hits.ChoosePages`."""
         try:
+            tracked = self._requests.get(request.request_id)
+            if tracked is not None:
+                tracked.engine_tail = None
+            if deepest == joint and not self.engine_tails:
+                return joint
             if not self.connection.serving or self._awaits_tiers():
                 return joint
-            tracked = self._requests.get(request.request_id)
+            if request.skip_reading_prefix_cache or self._leaves_own(request):
+                return joint
             if tracked is None:
                 tracked = self._begun = self._begin(request)
-            return self.connection.loads.pages(tracked, joint, deepest)
+            lora = request.lora_request
+            tail = None
+            if lora is None or not versions.reloads_lora(lora):  # its weights may change meanwhile
+                tail = self.engine_tails.find(tracked, joint, deepest, most)
+            return self.connection.loads.pages(tracked, joint, deepest, tail)
         except Exception:
             logger.exception("the pages of request %s could not be chosen", request.request_id)
             self.connection.figures.count("failures", label="lookup")
@@ -233,12 +248,15 @@ class SchedulerHalf:
             return None
         return self._track(request)
 
-    def _local(self, request: "Request", end: int) -> int:
+    def _local(self, tracked: Tracked, end: int) -> int:
         """How many of the first ``end`` tokens of a request, which holds no blocks, the engine's
         own cache has."""
         if self.connection.manager is None:
             return 0
-        joint, deepest = versions.local_tokens(self.connection.manager, request)
+        joint, deepest = versions.local_tokens(self.connection.manager, tracked.request)
+        tail = self.engine_tails.find(tracked, joint, deepest, end)
+        if tail is not None and tail.place.tokens == end:
+            return end
         return self.connection.loads.pages_before(end, joint, deepest)
 
     def _ask_early(self, early: Early) -> None:
@@ -502,6 +520,7 @@ class SchedulerHalf:
                 self.connection.stores.void({name})
             elif self.connection.may_store and self.connection.serving:
                 self.connection.stores.finish(tracked, tables)
+                self._keep_tail(tracked, tables)
                 if self.connection.events is not None:
                     self.connection.events.note(tracked)
         except Exception:
@@ -519,6 +538,17 @@ class SchedulerHalf:
             self.connection.figures.count("failures", label="finish")
         if not kept:
             self.connection.namespaces.release(tracked.run.namespace)
+
+    def _keep_tail(self, tracked: Tracked, tables: Tables) -> None:
+        """Keeps the tail of an ended request in vLLM's pool if the next prompt is expected to go on
+        from there, and the host may not have it by then."""
+        wanted = self.connection.checkpoints.keeps_tails
+        if not wanted or self.connection.loads.joint_only is not None:
+            return
+        if tracked.drops or tracked.stale or not tracked.run.stores:
+            return
+        if self.engine_tails.keep(tracked, tables):
+            self.engine_tails.supersede(tracked)
 
     def _end_stores(self, *, wait: bool = False) -> None:
         """Starts the stores that a step has not taken yet, and publishes those that have ended, if
@@ -573,6 +603,7 @@ class SchedulerHalf:
         if self.connection.connected:
             self.connection.cache.clear()
             self.connection.checkpoints.forget()
+            self.engine_tails.clear()
             self.connection.stores.turns.forget()
 
     def _engine_was_reset(self) -> None:

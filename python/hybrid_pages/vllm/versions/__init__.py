@@ -11,12 +11,16 @@ Importing this module imports neither torch nor vLLM.
 
 from hybrid_pages.vllm.versions.blocks import (
     before_resets,
+    block_of,
     blocks_to_finish,
     cached_keys,
     carries,
     forget_blocks,
+    give_back,
     holds_blocks,
+    is_named,
     local_tokens,
+    name,
     pin,
     prefix_cache_of,
     reserves_too_little,
@@ -37,7 +41,7 @@ from hybrid_pages.vllm.versions.lasting import (
     downloaded,
     hash_seed,
 )
-from hybrid_pages.vllm.versions.local_hits import leave_out, offer_pages
+from hybrid_pages.vllm.versions.local_hits import LocalTail, leave_out, offer_pages
 from hybrid_pages.vllm.versions.pages import Placement, placement
 from hybrid_pages.vllm.versions.plan import (
     PAGE_FORMATS,
@@ -120,9 +124,11 @@ __all__ = [
     "SUPPORTED",
     "TESTED",
     "Kind",
+    "LocalTail",
     "Placement",
     "aborted",
     "before_resets",
+    "block_of",
     "block_removed",
     "block_stored",
     "block_tokens",
@@ -146,6 +152,7 @@ __all__ = [
     "forget_blocks",
     "fork_of",
     "free_at_once",
+    "give_back",
     "group_spec",
     "hash_seed",
     "hash_tokens",
@@ -153,6 +160,7 @@ __all__ = [
     "installed",
     "is_compressed",
     "is_latent",
+    "is_named",
     "is_outermost",
     "is_scratch",
     "kernels_of",
@@ -163,6 +171,7 @@ __all__ = [
     "logger",
     "lora_layout",
     "missing",
+    "name",
     "note_engine_cores",
     "noted_engine_cores",
     "of_all_stages",

@@ -148,3 +148,30 @@ def take(pool: "BlockPool", blocks: int) -> "list[KVCacheBlock]":
     """Takes so many free blocks. What vLLM's own prefix cache had in them is evicted, which it
     announces, too."""
     return list(pool.get_new_blocks(blocks))
+
+
+def block_of(pool: "BlockPool", block: "int | KVCacheBlock") -> "KVCacheBlock":
+    """A block of the pool, from its id."""
+    found: KVCacheBlock = pool.blocks[block] if isinstance(block, int) else block
+    return found
+
+
+def name(pool: "BlockPool", block: "KVCacheBlock", key: bytes, group: int, tokens: int) -> None:
+    """Puts a block that has no key yet into vLLM's own prefix cache. Nobody finds it there who does
+    not ask for the key; when it is free, it is evicted like any other.
+
+    tokens: how many tokens of its request are in it and before it.
+    """
+    pool._insert_block_hash(_with_group()(key, group), block, num_tokens=tokens)
+
+
+def is_named(block: "KVCacheBlock", key: bytes, group: int) -> bool:
+    """Whether a block has been in vLLM's own prefix cache under this key all the time."""
+    return bool(block.block_hash == _with_group()(key, group))
+
+
+def give_back(pool: "BlockPool", blocks: "Sequence[KVCacheBlock]") -> None:
+    """Takes blocks out of vLLM's own prefix cache. Those that are free are the next to be used."""
+    pool.touch(blocks)
+    pool.evict_blocks({block.block_id for block in blocks})
+    pool.free_blocks(blocks)

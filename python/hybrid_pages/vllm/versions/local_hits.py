@@ -8,7 +8,7 @@ what is offered to the connector has to depend on what it has.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybrid_pages.vllm.versions.plan import group_spec, is_scratch, kind_of
 
@@ -17,10 +17,19 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
 
-ChoosePages = Callable[["Request", int, int], int]
+
+class LocalTail(NamedTuple):
+    """A place inside a block up to which vLLM's own blocks hold pages and states."""
+
+    tokens: int
+    blocks: "Sequence[KVCacheBlock]"
+    """The last block of each group: the page that ends there, and the states."""
+
+
+ChoosePages = Callable[["Request", int, int, int], "int | LocalTail"]
 """Says with how many tokens of vLLM's own pages a request begins. Gets the request, the tokens of
-the joint hit, and those of the deepest pages. The answer is that of the joint hit, or a number of
-whole blocks behind it that the pages have."""
+the joint hit, those of the deepest pages, and the most that it may begin with. The answer is that
+of the joint hit, a number of whole blocks behind it that the pages have, or a tail behind such."""
 
 
 def leave_out(manager: "KVCacheManager", leaves: "Callable[[Request], bool]") -> None:
@@ -39,36 +48,46 @@ def leave_out(manager: "KVCacheManager", leaves: "Callable[[Request], bool]") ->
 def offer_pages(manager: "KVCacheManager", choose: ChoosePages) -> None:
     """Lets requests begin with the pages that ``choose`` says.
 
-    Wraps ``get_computed_blocks_for_connector``, which nothing else uses. The request must then be
-    loaded behind these pages, with its state. For groups without pages it gets no blocks: all that
-    it needs of them lies behind.
+    Wraps ``get_computed_blocks_for_connector``, which nothing else uses. Behind whole blocks, the
+    request must then be loaded with its state. For groups without pages it gets no blocks: all that
+    it needs of them lies behind. A tail's blocks are copied before they are written, as those of
+    vLLM's own hits inside a block are (``SingleTypeKVCacheManager._apply_cow``).
     """
+    if not hasattr(manager.coordinator, "find_longest_cache_hit_per_group"):
+        return  # there is one group alone
 
     def get_computed_blocks_for_connector(request: "Request", *most: Any) -> tuple[Any, ...]:
         found = manager.get_computed_blocks(request, *most)
+        longest = request.num_tokens - 1 if not most or most[0] is None else most[0]
         joint, deepest = found[1], found[2]
-        pages = choose(request, joint, deepest) if deepest > joint else joint
-        blocks = _pages(manager, request, pages, *most) if pages > joint else None
-        return (*found, False) if blocks is None else (blocks, pages, deepest, True)
+        begin = choose(request, joint, max(joint, deepest), longest)
+        tokens, tail = (begin.tokens, begin) if isinstance(begin, LocalTail) else (begin, None)
+        blocks = _begun(manager, request, tokens, longest, tail) if tokens > joint else None
+        return (*found, False) if blocks is None else (blocks, tokens, deepest, tail is None)
 
     vars(manager)["get_computed_blocks_for_connector"] = get_computed_blocks_for_connector
 
 
-def _pages(
-    manager: "KVCacheManager", request: "Request", tokens: int, most: int | None = None
+def _begun(
+    manager: "KVCacheManager",
+    request: "Request",
+    tokens: int,
+    longest: int,
+    tail: LocalTail | None,
 ) -> "KVCacheBlocks | None":
-    """The pages of a request's first tokens; None if a group does not have all of them."""
+    """The blocks of a request's first tokens; None if vLLM does not have all of the pages. Without
+    a tail, they are those of whole blocks, and have no states."""
     coordinator: Any = manager.coordinator
-    longest = request.num_tokens - 1 if most is None else most
     found, hits = coordinator.find_longest_cache_hit_per_group(request.block_hashes, longest)
     blocks: list[Sequence[KVCacheBlock]] = []
     for index, group in enumerate(manager.kv_cache_config.kv_cache_groups):
-        spec = group_spec(group)
+        spec, managed = group_spec(group), coordinator.single_type_managers[index]
+        whole = tokens // managed.block_size
+        last = [] if tail is None else [tail.blocks[index]]
         if is_scratch(spec) or kind_of(spec) == "recurrent":
-            blocks.append([])
-        elif kind_of(spec) != "attention" or hits[index] < tokens:
+            blocks.append([manager.block_pool.null_block] * whole + last if last else [])
+        elif kind_of(spec) != "attention" or hits[index] < whole * managed.block_size:
             return None
         else:
-            size = coordinator.single_type_managers[index].block_size
-            blocks.append(found[index][: tokens // size])
+            blocks.append([*found[index][:whole], *last])
     return manager.create_kv_cache_blocks(tuple(blocks))

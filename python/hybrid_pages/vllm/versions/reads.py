@@ -116,8 +116,8 @@ READS: dict[str, str] = {
         "is_3d_lora_weight load_inplace lora_int_id lora_name lora_path"
     ),
     "vllm.v1.core.block_pool.BlockPool": (
-        "blocks cached_block_hash_to_block evict_blocks free_blocks get_new_blocks "
-        "get_num_free_blocks touch"
+        "_insert_block_hash blocks cached_block_hash_to_block enable_kv_cache_events evict_blocks "
+        "free_blocks get_new_blocks get_num_free_blocks null_block touch"
     ),
     "vllm.v1.core.kv_cache_utils": (
         "generate_block_hash_extra_keys get_block_hash make_block_hash_with_group_id "

@@ -52,7 +52,7 @@ class Early:
     def __init__(
         self,
         track: "Callable[[Request], Tracked | None]",
-        local: "Callable[[Request, int], int]",
+        local: Callable[[Tracked, int], int],
         figures: Figures,
     ) -> None:
         self._track, self._local, self._figures = track, local, figures
@@ -133,7 +133,7 @@ class Early:
         if tracked is None:
             return "done"
         room = most - sum(self._held.values())
-        asked = restores.ask(tracked, lambda end: self._local(request, end), room=room, most=most)
+        asked = restores.ask(tracked, lambda end: self._local(tracked, end), room=room, most=most)
         if tracked.restore is not None:
             self._held[request.request_id] = tracked.restore.slots
             self._figures.count("early_restores")

@@ -19,13 +19,14 @@ from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.layout.grid import Tables
 from hybrid_pages.vllm.messages import LoadEntry, LoadJob, Outcome
 from hybrid_pages.vllm.metrics import Figures
+from hybrid_pages.vllm.scheduler.loads.engine_tails import EngineTail
 from hybrid_pages.vllm.scheduler.loads.load_bytes import LoadBytes
 from hybrid_pages.vllm.scheduler.loads.pace import Pace
 from hybrid_pages.vllm.scheduler.loads.parked import Parked
 from hybrid_pages.vllm.scheduler.loads.restores import Asking, Restores
 from hybrid_pages.vllm.scheduler.requests.keys import Keys
 from hybrid_pages.vllm.scheduler.requests.tracked import Lookup, Place, Tracked
-from hybrid_pages.vllm.versions import logger
+from hybrid_pages.vllm.versions import LocalTail, logger
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -136,17 +137,30 @@ class Loads:
             return "drafts"
         return None if self.alone else "beside"
 
-    def pages(self, tracked: Tracked, joint: int, deepest: int) -> int:
+    def pages(
+        self, tracked: Tracked, joint: int, deepest: int, tail: EngineTail | None
+    ) -> int | LocalTail:
         """With how many tokens of vLLM's own pages a request begins: as many as it has before the
         place where it is to resume, or the joint hit, if no state is loaded behind that.
 
-        joint: the tokens of vLLM's joint hit. deepest: those of its pages.
+        joint: the tokens of vLLM's joint hit. deepest: those of its pages. tail: a tail in vLLM's
+        pool that is deeper than that hit.
         """
-        tracked.pages = 0
-        if tracked.joint_only or tracked.skips_loads or tracked.refused:
+        tracked.pages, tracked.engine_tail = 0, None
+        if self.joint_only is not None:
+            return joint
+        if tail is not None and deepest == joint:
+            tracked.engine_tail = tail.place
+            return tail.local
+        if (tail is None and tracked.joint_only) or tracked.skips_loads or tracked.refused:
             return joint
         found = self.restores.lookups.look_up(tracked, joint, tracked.request.num_tokens - 1)
         end = max(found.anywhere.tokens, found.host.tokens)
+        if tail is not None and tail.place.tokens >= end:
+            tracked.engine_tail = tail.place
+            return tail.local
+        if tracked.joint_only or tracked.skips_loads or tracked.refused:
+            return joint
         pages = self.pages_before(end, joint, deepest)
         if pages > joint:
             tracked.pages = pages
@@ -210,6 +224,9 @@ class Loads:
     def _engine_hit(self, tracked: Tracked, local_tokens: int) -> int:
         """The length of vLLM's own prefix hit. If it ends inside a block, vLLM tells its whole
         blocks only, and takes a load that leads further in place of the rest."""
+        tail = tracked.engine_tail
+        if tail is not None and tail.whole * self.grid.block_tokens == local_tokens:
+            return tail.tokens
         if not self.grid.keeps_inside or self.manager is None:
             return local_tokens
         if tracked.check is not None and tracked.check.leaves_own:
@@ -393,14 +410,13 @@ class Loads:
 
     def _goes_on(self, tracked: Tracked, start: int) -> None:
         """Tells the policy that a request resumes inside a block, if it does, and counts that."""
-        place = tracked.place
-        if tracked.counted or not tracked.loaded or place is None or place.tail is None:
+        place = tracked.place if tracked.loaded else tracked.engine_tail
+        if tracked.counted or place is None or place.tail is None or place.tokens != start:
             return
-        if place.tokens == start:
-            self.cache.continue_tail(
-                tracked.run.namespace, tracked.keys, place.tail, limit=place.whole
-            )
-            self.figures.count("tail_tokens", start % self.grid.block_tokens)
+        namespace = tracked.run.namespace
+        if tracked.loaded or self.cache.has_tails(namespace, place.whole, [place.tail])[0][0]:
+            self.cache.continue_tail(namespace, tracked.keys, place.tail, limit=place.whole)
+        self.figures.count("tail_tokens", start % self.grid.block_tokens)
 
     def _count_missing(self, tracked: Tracked, lookup: Lookup, start: int) -> None:
         """Counts why a request is not scheduled after more tokens than ``start``."""

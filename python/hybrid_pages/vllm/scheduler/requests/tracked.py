@@ -126,6 +126,9 @@ class Tracked:
     pages: int = 0
     """With how many tokens of vLLM's own pages, without a state, the request was to begin when vLLM
     looked it up last; 0 if it was to begin with vLLM's joint hit."""
+    engine_tail: Place | None = None
+    """Where the tail in vLLM's pool ends with which the request is to begin; None if it is to begin
+    with whole blocks."""
     joint_only: bool = False
     """Whether the request begins with vLLM's joint hit, since nothing could be loaded behind
     deeper pages."""
