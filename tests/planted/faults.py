@@ -122,12 +122,6 @@ CONNECTOR = [
         "test_engine_tails.py::test_vllm_evicts_it_like_a_block_of_its_own",
     ),
     _scheduler(
-        "a superseded tail stays in vLLM's pool",
-        "if kept is not None and not kept.shared:",
-        "if False:",
-        "test_engine_tails.py::test_the_end_of_the_next_turn_gives_it_back",
-    ),
-    _scheduler(
         "a tail in vLLM's pool outlives a reset",
         "self.engine_tails.clear()",
         "pass",
