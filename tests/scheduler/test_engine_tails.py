@@ -127,9 +127,12 @@ def test_a_host_that_has_had_to_evict_is_full(start: StartEngine) -> None:
     engine.check_idle()
 
 
-def test_vllm_evicts_it_like_a_block_of_its_own(start: StartEngine, full: None) -> None:
+@pytest.mark.parametrize("length", [9, N + 3])
+def test_vllm_evicts_it_like_a_block_of_its_own(
+    length: int, start: StartEngine, full: None
+) -> None:
     engine = watched(start, requests=1, blocks=24)
-    first = engine.generate(tokens(N + 3), max_tokens=3)
+    first = engine.generate(tokens(length), max_tokens=3)
     assert len(engine.half.engine_tails) == 1
     forget_host(engine)
     fills(engine)
