@@ -12,6 +12,7 @@ from vllm.lora.request import LoRARequest
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.scheduler.checkpoints import Checkpoints
 from hybrid_pages.vllm.scheduler.loads import engine_tails
+from simulation.config import MAX_MODEL_LEN
 from simulation.engine import Engine, Result, StartEngine
 from simulation.local_cache import WrongCached
 from simulation.shapes import BLOCK_TOKENS as N
@@ -293,6 +294,27 @@ def test_what_vllm_has_evicted_is_forgotten(
     for seed in range(60):
         engine.generate(tokens(20 + seed, seed), max_tokens=2)
         assert len(engine.half.engine_tails) <= 32
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_least_pool_finishes_the_longest_prompts(
+    asynchronous: bool, start: StartEngine, full: None
+) -> None:
+    """The blocks of a tail are held until they are copied, and then there may be too few."""
+    engine = watched(start, pool=1.0, requests=1, async_scheduling=asynchronous)
+    refused = []
+    for short in range(4, 6 * N, N - 1):
+        first = engine.generate(tokens(9), max_tokens=3)
+        forget_host(engine)
+        before = counters(engine).get("skipped_loads:never_admitted", 0)
+        last = tokens(MAX_MODEL_LEN - first.request.num_tokens - short, short)
+        turn = engine.add([*first.request.all_token_ids, *last], max_tokens=3)
+        engine.run(limit=500)
+        turn.check()
+        refused.append(counters(engine).get("skipped_loads:never_admitted", 0) - before)
+        assert turn.local_tokens == (0 if refused[-1] else at_end(first)[0])
+    assert refused[0] == 1 and refused[-1] == 0
     engine.check_idle()
 
 

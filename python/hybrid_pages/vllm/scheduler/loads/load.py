@@ -147,19 +147,19 @@ class Loads:
         pool that is deeper than that hit.
         """
         tracked.pages, tracked.engine_tail = 0, None
-        if self.joint_only is not None:
+        if self.joint_only is not None or tracked.refused:
             return joint
         if tail is not None and deepest == joint:
             tracked.engine_tail = tail.place
             return tail.local
-        if (tail is None and tracked.joint_only) or tracked.skips_loads or tracked.refused:
+        if tail is None and (tracked.joint_only or tracked.skips_loads):
             return joint
         found = self.restores.lookups.look_up(tracked, joint, tracked.request.num_tokens - 1)
         end = max(found.anywhere.tokens, found.host.tokens)
         if tail is not None and tail.place.tokens >= end:
             tracked.engine_tail = tail.place
             return tail.local
-        if tracked.joint_only or tracked.skips_loads or tracked.refused:
+        if tracked.joint_only or tracked.skips_loads:
             return joint
         pages = self.pages_before(end, joint, deepest)
         if pages > joint:
@@ -210,6 +210,7 @@ class Loads:
         held = versions.fork_of(request)
         tracked.lookup = Lookup(local_tokens, hit, end, found.paged, found.missing, held)
         if tracked.skips_loads or tracked.refused or end <= hit:
+            tracked.offered = hit % n > 0 and tracked.engine_tail is not None
             return 0
         fits = self.parked.fits(tracked, local_tokens, end)
         if fits is None:

@@ -118,7 +118,7 @@ class Tracked:
     """The last lookup that did not read tiers below because computing is faster: the tokens that
     the engine had, the joint hit, and that of the host."""
     offered: bool = False
-    """Whether the last lookup offered vLLM a load that it has not admitted."""
+    """Whether the last lookup offered a load or a tail in the pool that vLLM has not admitted."""
     left_out: bool = False
     """Whether the last lookup offered no load because parked requests leave no room for it."""
     refused: bool = False
