@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from vllm.v1.request import RequestStatus
 
+from hybrid_pages.vllm.scheduler.checkpoints import Checkpoints
 from hybrid_pages.vllm.scheduler.loads import early
 from simulation.engine import Engine, Result
 from simulation.shapes import BLOCK_TOKENS as N
@@ -229,8 +230,14 @@ def test_a_failure_costs_only_the_head_start(
 def test_what_the_engine_itself_has_is_not_read(start: Start) -> None:  # noqa: F811
     engine = start()
     engine.generate(PROMPT)
-    assert engine.half._local(engine._request(PROMPT), len(PROMPT)) == 4 * N
-    assert engine.half._local(engine._request(tokens(3 * N, 5)), 3 * N) == 0
+    half, other = engine.half, tokens(3 * N, 5)
+    assert half._local(half._track(engine._request(PROMPT)), len(PROMPT)) == 4 * N
+    assert half._local(half._track(engine._request(other)), 3 * N) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoints, "_is_full", lambda self: True)
+        longer = [*PROMPT, *engine.generate(PROMPT).tokens]
+    tracked, end = half._track(engine._request(longer)), len(longer) - 1
+    assert [half._local(tracked, each) for each in (end, end - 1)] == [end, 4 * N]
 
 
 def test_without_a_tier_below_nobody_asks(script: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hybrid_pages.vllm.scheduler.checkpoints import Checkpoints
 from hybrid_pages.vllm.scheduler.requests.turns import Turns
 from simulation.engine import Engine, Result, StartEngine
 from simulation.shapes import BLOCK_TOKENS as N
@@ -191,14 +192,20 @@ TIGHT = BACKGROUND | {"host_gb": 0.0001}
 
 
 @pytest.mark.parametrize("policy", ["lru", "reuse"])
-def test_a_warmed_beginning_stays_while_its_users_come(policy: str, ready: StartEngine) -> None:
+@pytest.mark.parametrize("in_pool", [False, True])
+def test_a_warmed_beginning_stays_while_its_users_come(
+    in_pool: bool, policy: str, ready: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not in_pool:
+        monkeypatch.setattr(Checkpoints, "keeps_tails", False)
     engine = ready(extra=TIGHT | {"policy": policy})
     assert len(crowd(engine)) > 6
     system = tokens(5, 1)
     engine.generate(system, max_tokens=1)
     for user in range(3):
         result = engine.generate([*system, *tokens(3, 10 + user)], max_tokens=3)
-        assert result.restored_tokens == len(system)
+        found = result.local_tokens, result.restored_tokens
+        assert found == ((len(system), 0) if in_pool else (0, len(system)))
         crowd(engine, 2)
     engine.check_idle()
 

@@ -87,6 +87,8 @@ class StepMetadata(KVConnectorMetadata):
     stores: dict[int, StoreEntries] = field(default_factory=dict)
     """Entries to copy out of the engine and publish together, by job."""
     loads: Sequence[LoadJob] = ()
+    block_copies: Sequence[tuple[int, int]] = ()
+    """The blocks that vLLM copies before the step, from and to."""
     idle: bool = False
     """Whether no tokens run in this step, so that waiting for a copy delays no request."""
 

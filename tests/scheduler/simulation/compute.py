@@ -20,7 +20,7 @@ import torch
 
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.worker import copy_engine
-from hybrid_pages.vllm.worker.states import StateCopies
+from hybrid_pages.vllm.worker.states import BlockCopies, StateCopies
 
 from .device import pretended
 from .runner import Mismatch
@@ -255,18 +255,19 @@ class Pretended(Compute):
             self._library.cuStreamDestroy_v2(stream)
 
 
+def in_stream(compute: Compute, run: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """Copies that the stream makes when it comes to them."""
+    return lambda self, made: compute.run(lambda given=list(made): run(self, given))
+
+
 @contextmanager
 def pretended_compute(patch: pytest.MonkeyPatch) -> Iterator[Pretended]:
     """The mock's memory and a stream on it: what torch computes is given to that stream."""
     with pretended(patch) as driver:
         compute = Pretended(driver)
-        copies = StateCopies.run
         patch.setattr(copy_engine, "current_stream", lambda device: compute.handle())
-        patch.setattr(
-            StateCopies,
-            "run",
-            lambda self, made: compute.run(lambda given=list(made): copies(self, given)),
-        )
+        for kind in (StateCopies, BlockCopies):
+            patch.setattr(kind, "run", in_stream(compute, kind.run))
         yield compute
         compute.close()
 

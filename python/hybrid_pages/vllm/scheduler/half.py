@@ -313,10 +313,13 @@ class SchedulerHalf:
         # A store that meets a panic stops the cache itself.
         if connection.serving and (idle or connection.pace or connection.loads.in_flight):
             self._look_for_panics()
+        copies = [(copy[0], copy[1]) for copy in scheduler_output.kv_cache_block_copies or ()]
         if not connection.serving:
             # The cache was stopped: loads between two waves end as failed.
             loads = connection.loads.take_planned() if connection.connected else []
-            return StepMetadata(self.name, loads=loads) if loads else StepMetadata()
+            if loads or copies:
+                return StepMetadata(self.name, loads=loads, block_copies=copies)
+            return StepMetadata()
         if connection.pace is not None:
             self._note_pace(scheduler_output, connection.pace)
         if self._early is not None and self._early.asks:
@@ -328,9 +331,9 @@ class SchedulerHalf:
             stores |= connection.stores.take_unsent()
         if idle:
             self._refuse_parked(scheduler_output)
-        elif not (stores or loads):
+        elif not (stores or loads or copies):
             return self._no_copies
-        return StepMetadata(self.name, stores, loads, idle)
+        return StepMetadata(self.name, stores, loads, copies, idle)
 
     def _refuse_parked(self, idle: "SchedulerOutput") -> None:
         """Takes back the offer of a load that no block will ever become free for."""

@@ -148,8 +148,8 @@ READS: dict[str, str] = {
         "max_admission_blocks_per_request req_to_blocks"
     ),
     "vllm.v1.core.sched.output.SchedulerOutput": (
-        "finished_req_ids kv_connector_block_state num_scheduled_tokens preempted_req_ids "
-        "total_num_scheduled_tokens"
+        "finished_req_ids kv_cache_block_copies kv_connector_block_state num_scheduled_tokens "
+        "preempted_req_ids total_num_scheduled_tokens"
     ),
     "vllm.v1.core.sched.output.KVConnectorBlockState": "boundary_state_offloads req_ids",
     "vllm.v1.outputs.KVConnectorOutput": (

@@ -53,7 +53,7 @@ from hybrid_pages.vllm.versions import logger
 from hybrid_pages.vllm.worker import copy_engine
 from hybrid_pages.vllm.worker.faults import Plant
 from hybrid_pages.vllm.worker.pinning import Progress
-from hybrid_pages.vllm.worker.states import StateCopies
+from hybrid_pages.vllm.worker.states import BlockCopies, StateCopies
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -118,6 +118,7 @@ class WorkerHalf:
         self.geometry: Geometry | None = None
         self.engine: copy_engine.CopyEngine | None = None
         self._states: StateCopies | None = None
+        self._blocks: BlockCopies | None = None
         self._device = torch.device("cpu")
         self._unfenced: str | None = None
         self._no_engine = ""
@@ -169,6 +170,7 @@ class WorkerHalf:
             for names in layers_here(self._kv_cache_config)
         ]
         self._states = StateCopies(self._tensors)
+        self._blocks = BlockCopies(self._tensors, self._kv_cache_config.num_blocks)
         if self._arena is None:
             self._arena = self._make_plane(self.plan)
         self.report = Report(
@@ -279,6 +281,8 @@ class WorkerHalf:
         """
         if step.half is not None:
             note_worker(step.half, self)
+        if step.block_copies and self._blocks is not None:
+            self._blocks.run(step.block_copies)
         if step.loads or self._held:
             self._fence()
 
@@ -441,7 +445,7 @@ class WorkerHalf:
         """Ends every copy, unpins memory, and frees this rank's plane."""
         self.unregister()
         pinning, self._pinning, self._arena = self._pinning, None, None
-        self._kv_caches, self._tensors, self._states = {}, [], None
+        self._kv_caches, self._tensors, self._states, self._blocks = {}, [], None, None
         if self._progress is not None:
             self._progress.close()
             self._progress = None

@@ -41,6 +41,8 @@ class _Kept:
     """The name of its blocks in vLLM's prefix cache."""
     blocks: "Sequence[KVCacheBlock]"
     """Its block in each of vLLM's groups."""
+    answered: bool
+    """Whether it ends an answer, from which mostly one prompt goes on."""
     user: str | None = None
     """The first request that has gone on from it."""
     shared: bool = False
@@ -106,7 +108,8 @@ class EngineTails:
         blocks = [versions.block_of(pool, table[whole]) for table in tables]
         if any(block.is_null or block.block_hash is not None for block in blocks):
             return False
-        kept = _Kept(tokens, f"hybrid-pages tail {next(self._names)}".encode(), blocks)
+        name = f"hybrid-pages tail {next(self._names)}".encode()
+        kept = _Kept(tokens, name, blocks, answered=request.num_output_tokens > 1)
         key = self._keys.tails(tracked, whole, [tokens])[0]
         of_stem = self._kept.setdefault(whole, {}).setdefault(self._stem(tracked, whole), {})
         if (same := of_stem.get(key)) is not None:
@@ -160,8 +163,8 @@ class EngineTails:
                 yield key, kept
 
     def supersede(self, tracked: Tracked) -> None:
-        """Gives back the tails from which a request went on that has left its own, unless others
-        have gone on from them, too."""
+        """Gives back the ends of answers from which a request went on that has left its own, unless
+        others have gone on from them, too."""
         for begun in tracked.began - tracked.shared:
             whole, tokens = divmod(begun, self._tokens)
             if not tokens:
@@ -169,7 +172,7 @@ class EngineTails:
             stem = self._stem(tracked, whole)
             key = self._keys.tails(tracked, whole, [tokens])[0]
             kept = self._kept.get(whole, {}).get(stem, {}).get(key)
-            if kept is not None and not kept.shared:
+            if kept is not None and kept.answered and not kept.shared:
                 self._give_back(kept)
                 self._forget(whole, stem, key)
 
