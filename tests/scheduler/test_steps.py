@@ -84,7 +84,10 @@ def test_a_hand_over_to_a_request_that_was_left_alone_is_told_where_it_is(
     assert tracked.run.quiet_until
     state = SimpleNamespace(req_ids={name}, boundary_state_offloads={name: [(0, 1, N)]})
     output: Any = SimpleNamespace(
-        total_num_scheduled_tokens=1, num_scheduled_tokens={}, kv_connector_block_state=state
+        total_num_scheduled_tokens=1,
+        num_scheduled_tokens={},
+        kv_connector_block_state=state,
+        kv_cache_block_copies=None,
     )
     assert not engine.connector.build_connector_meta(output).stores
     assert tracked.run.position == result.request.num_computed_tokens

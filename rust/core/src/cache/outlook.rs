@@ -14,7 +14,7 @@ impl Cache {
     /// [`Arrival::now`](super::Arrival::now). Returns the blocks of the hit. The policy learns nothing else.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace and a time out of
+    /// [`Error::InvalidArgument`] for an unknown namespace and a time out of
     /// range.
     pub fn expect(
         &self,
@@ -39,7 +39,7 @@ impl Cache {
     /// given up with the boundaries that they hang from. Returns how many blocks were given up.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace.
+    /// [`Error::InvalidArgument`] for an unknown namespace.
     pub fn give_up(
         &self,
         namespace: NamespaceId,

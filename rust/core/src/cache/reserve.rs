@@ -70,7 +70,7 @@ enum Phase {
 
 /// Why a store places nothing more.
 #[derive(Clone, Copy)]
-enum Obstacle {
+enum Unplaced {
     Full(Full),
     /// What the rest stands on has left.
     Gone,
@@ -108,7 +108,7 @@ pub(super) struct Store<'a> {
     at: usize,
     /// `at`, the number of placed entries, and what was skipped, when the unit at hand began.
     before: (usize, usize, Skipped),
-    obstacle: Option<Obstacle>,
+    unplaced: Option<Unplaced>,
     /// How many written entries were shown.
     shown: usize,
 }
@@ -179,7 +179,7 @@ impl<'a> Store<'a> {
             units: Vec::new(),
             at: 0,
             before: Default::default(),
-            obstacle: None,
+            unplaced: None,
             shown: 0,
         })
     }
@@ -374,7 +374,7 @@ impl CacheState {
     /// Gives room to a portion of the missing entries, in order of use, and makes them known as in writing. Returns
     /// whether there is nothing more to do.
     fn place(&mut self, store: &mut Store<'_>, reservation: &mut Reservation) -> Result<bool> {
-        if store.obstacle.is_some() {
+        if store.unplaced.is_some() {
             return Ok(self.give_back(store, reservation));
         }
         let seed = self.index.namespaces.seed(store.namespace)?;
@@ -386,8 +386,8 @@ impl CacheState {
         let new: Vec<EntryId> = reservation.written[from..].iter().map(|it| it.1).collect();
         self.classes.begin_writing(new.len());
         self.pass_hints(&new, store.hints);
-        store.obstacle = placed?;
-        Ok(match store.obstacle {
+        store.unplaced = placed?;
+        Ok(match store.unplaced {
             Some(_) => self.give_back(store, reservation),
             None => store.at == store.missing.len(),
         })
@@ -398,7 +398,7 @@ impl CacheState {
         store: &mut Store<'_>,
         seed: u64,
         reservation: &mut Reservation,
-    ) -> Result<Option<Obstacle>> {
+    ) -> Result<Option<Unplaced>> {
         let mut left = PORTION;
         while left > 0 && store.at < store.missing.len() {
             let unit = store.units.partition_point(|&end| end <= store.at);
@@ -421,13 +421,13 @@ impl CacheState {
             }
             let needed = slots(&store.missing[store.at..to]);
             if let Err(full) = room.and_then(|()| self.make_room_for(store.namespace, needed)) {
-                return Ok(Some(Obstacle::Full(full)));
+                return Ok(Some(Unplaced::Full(full)));
             }
             left -= to - store.at;
             while store.at < to {
                 let at = store.missing[store.at];
                 if self.clears != store.clears || !self.place_one(store, seed, at, reservation)? {
-                    return Ok(Some(Obstacle::Gone));
+                    return Ok(Some(Unplaced::Gone));
                 }
                 store.at += 1;
             }
@@ -507,9 +507,9 @@ impl CacheState {
         reservation.skipped = skipped;
         let left_out = store.missing.len() - at;
         let ready = self.tiers.host.ready() < self.tiers.host.slots();
-        match store.obstacle {
-            Some(Obstacle::Gone) => reservation.skipped.orphan += left_out,
-            Some(Obstacle::Full(Full::Share)) => reservation.skipped.tenant_share = left_out,
+        match store.unplaced {
+            Some(Unplaced::Gone) => reservation.skipped.orphan += left_out,
+            Some(Unplaced::Full(Full::Share)) => reservation.skipped.tenant_share = left_out,
             _ if ready => reservation.skipped.not_ready = left_out,
             _ => reservation.skipped.no_room = left_out,
         }
