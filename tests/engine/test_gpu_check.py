@@ -24,7 +24,8 @@ def run(*command: str, **environment: str) -> tuple[int, str]:
     """Status, and what was said."""
     done = subprocess.run(
         command,
-        env=os.environ | {"HYBRID_PAGES_LIBCUDA": str(build())} | environment,
+        # The options of this run of pytest are not those of the check's own.
+        env=os.environ | {"PYTEST_ADDOPTS": "", "HYBRID_PAGES_LIBCUDA": str(build())} | environment,
         capture_output=True,
         text=True,
         timeout=600,

@@ -2,6 +2,7 @@
 
 use crate::support;
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use hybrid_pages::cache::Arrival;
@@ -103,15 +104,15 @@ fn a_lookup_asks_about_so_many_known_boundaries_at_most() {
     assert_eq!(second.serve(&prompt), 350);
     let fork = format!("{}!", &prompt[..340]);
     assert_eq!(second.ask(&fork), 0, "no checkpoint there");
-    let mut asked = 0;
+    let asked = Cell::new(0);
     second.until("answered at once", |second| {
         second.ask(&fork); // What it has listed may have become too old again.
         let before = second.stats().misses;
         second.hit(&fork);
-        asked = second.stats().misses - before;
-        asked > 0
+        asked.set(second.stats().misses - before);
+        asked.get() > 0
     });
-    assert!((1..=257).contains(&asked), "{asked}");
+    assert!((1..=257).contains(&asked.get()), "{}", asked.get());
     // The deepest first: that is where a fork's checkpoint comes.
     first.keep(&prompt[..340]);
     second.until("found", |second| second.ask(&fork) == 340);
