@@ -266,6 +266,61 @@ def test_the_end_of_the_next_turn_gives_it_back(start: StartEngine, full: None) 
     engine.check_idle()
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_aborted_turn_leaves_it(asynchronous: bool, start: StartEngine, full: None) -> None:
+    engine = watched(start, async_scheduling=asynchronous)
+    first = engine.generate(tokens(N + 3), max_tokens=3)
+    prompt = [*first.request.all_token_ids, *tokens(5, 1)]
+    second = engine.add(prompt, 40)
+    while len(second.tokens) < 3:
+        engine.step()
+    engine.abort(second)
+    engine.run()
+    forget_host(engine)
+    assert found(engine.generate(prompt, max_tokens=2)) == at_end(first)
+    engine.check_idle()
+
+
+def test_it_is_taken_where_what_is_deeper_cannot_be_loaded(start: StartEngine, full: None) -> None:
+    engine = watched(start)
+    first = engine.generate(tokens(3 * N + 3), max_tokens=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoints, "keeps_tails", False)
+        second = next_turn(engine, first, 1)
+    states = {
+        block
+        for group, recurrent in enumerate(engine.runners[0].memory.recurrent)
+        if recurrent
+        for block in engine.local_cache.blocks_of(group)
+    }
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    pool.evict_blocks(states - kept_blocks(engine))
+    request = engine._request([*second.request.all_token_ids, *tokens(4, 2)], 2)
+    tracked = engine.half._begin(request)
+    tracked.skips_loads = True  # its load has failed
+    engine.half._requests[request.request_id] = tracked
+    manager = engine.scheduler.kv_cache_manager
+    assert manager.get_computed_blocks_for_connector(request)[1] == at_end(first)[0]
+    del engine.half._requests[request.request_id]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("name", ["gdn", "two-exporting-kinds"])
+def test_beside_what_vllm_keeps_inside_blocks(
+    name: str, asynchronous: bool, start: StartEngine, full: None
+) -> None:
+    engine = watched(start, SHAPES[name], match_unit=4, async_scheduling=asynchronous)
+    hits = 0
+    for seed, length in enumerate((3, N - 1, N + 3, 2 * N + 8)):
+        turn = engine.generate(tokens(length, seed), max_tokens=9)
+        for more in range(3):
+            forget_host(engine)
+            before, turn = turn, next_turn(engine, turn, 100 * seed + more, max_tokens=9)
+            hits += found(turn) == at_end(before)
+    assert hits > 6
+    engine.check_idle()
+
+
 def test_one_that_several_go_on_from_stays(start: StartEngine, full: None) -> None:
     engine = watched(start)
     first = engine.generate(tokens(N + 3), max_tokens=3)
@@ -358,8 +413,8 @@ def test_a_wrong_block_is_noticed(
     else:
         engine.generate([*tokens(N), *tokens(6, 5)], max_tokens=3)
 
-        def any_text(tails: Any, tracked: Any, whole: int, most: int) -> Any:
-            return reversed(tails._kept[whole][tails._stem(tracked, whole)].items())
+        def any_text(tails: Any, tracked: Any, whole: int, stem: Any, most: int) -> Any:
+            return reversed(tails._kept[whole][stem].items())
 
         monkeypatch.setattr(engine_tails.EngineTails, "_fitting", any_text)
     forget_host(engine)

@@ -244,6 +244,8 @@ def block_grid(
 def with_drafts(grid: BlockGrid, config: "VllmConfig") -> BlockGrid:
     """Adds what a grid needs for an engine that may use drafts."""
     found = config.speculative_config
+    if config.aux_output_config.enabled:
+        grid = replace(grid, compressed=True)  # vLLM keeps such outputs by whole blocks
     if found is None:
         return replace(grid, overwritten=0)
     drafts = found.num_speculative_tokens

@@ -550,7 +550,7 @@ class SchedulerHalf:
             return
         if tracked.drops or tracked.stale or not tracked.run.stores:
             return
-        if self.engine_tails.keep(tracked, tables):
+        if self.engine_tails.keep(tracked, tables) and not versions.aborted(tracked.request):
             self.engine_tails.supersede(tracked)
 
     def _end_stores(self, *, wait: bool = False) -> None:

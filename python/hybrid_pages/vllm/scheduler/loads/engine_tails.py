@@ -49,11 +49,15 @@ class _Kept:
     """Whether others have, too."""
 
     @property
+    def left(self) -> "list[KVCacheBlock]":
+        """Those of its blocks that vLLM has not evicted."""
+        blocks = enumerate(self.blocks)
+        return [block for group, block in blocks if versions.is_named(block, self.name, group)]
+
+    @property
     def is_there(self) -> bool:
         """Whether vLLM has evicted none of its blocks."""
-        return all(
-            versions.is_named(block, self.name, group) for group, block in enumerate(self.blocks)
-        )
+        return len(self.left) == len(self.blocks)
 
 
 class EngineTail(NamedTuple):
@@ -74,10 +78,10 @@ class EngineTails:
 
     def __init__(self, grid: BlockGrid, keys: Keys, identity: "Callable[[Request], bytes]") -> None:
         self._tokens, self._keys, self._identity = grid.block_tokens, keys, identity
-        # A page and a state of a tail then are one block of each group.
-        self._fits = len(grid.groups) == len(grid.table_tokens) and set(grid.table_tokens) == {
-            grid.block_tokens
-        }
+        # A page and a state of a tail then are one block of each group. Of one group alone, vLLM's
+        # hits are taken as they are.
+        whole = set(grid.table_tokens) == {grid.block_tokens}
+        self._fits = whole and 1 < len(grid.groups) == len(grid.table_tokens)
         self._kept: dict[int, dict[_Stem, dict[bytes, _Kept]]] = {}
         """By how many whole blocks are before it, what these are, and its key."""
         self._count, self._sweeps_at = 0, _LEAST_SWEPT
@@ -135,24 +139,29 @@ class EngineTails:
         if not self._count or not can_have_tails(tracked.request):
             return None
         known = min(len(self._keys.of(tracked)), deepest // n)
+        identity = self._identity(tracked.request)  # it may look at the files of a LoRA
         for whole in sorted(self._kept, reverse=True):
             if whole > known:
                 continue
             if (whole + 1) * n <= joint:
                 break
-            for key, kept in self._fitting(tracked, whole, most):
+            stem = identity, self._before(tracked, whole)
+            for key, kept in self._fitting(tracked, whole, stem, most):
                 if whole * n + kept.tokens <= joint:
                     break
                 if kept.is_there:
                     self._note_use(kept, tracked.request.request_id)
                     place = Place(whole * n + kept.tokens, whole, key)
                     return EngineTail(place, LocalTail(place.tokens, kept.blocks))
-                self._forget(whole, self._stem(tracked, whole), key)
+                self._give_back(kept)  # what is left of it
+                self._forget(whole, stem, key)
         return None
 
-    def _fitting(self, tracked: Tracked, whole: int, most: int) -> Iterator[tuple[bytes, _Kept]]:
+    def _fitting(
+        self, tracked: Tracked, whole: int, stem: _Stem, most: int
+    ) -> Iterator[tuple[bytes, _Kept]]:
         """The tails behind so many blocks that have a request's tokens, the longest first."""
-        of_stem = self._kept[whole].get(self._stem(tracked, whole))
+        of_stem = self._kept[whole].get(stem)
         if not of_stem:
             return
         lengths = {kept.tokens for kept in of_stem.values()}
@@ -182,16 +191,20 @@ class EngineTails:
         kept.user = kept.user or request_id
 
     def _give_back(self, kept: _Kept) -> None:
-        """Lets vLLM use the blocks of a tail before others."""
-        if self._pool is not None and kept.is_there:
-            versions.give_back(self._pool, kept.blocks)
+        """Lets vLLM use the blocks of a tail before others, those that it has not evicted."""
+        if self._pool is not None:
+            versions.give_back(self._pool, kept.left)
 
     def clear(self) -> None:
         """Forgets all tails: what was computed until now is outdated."""
         self._kept, self._count = {}, 0
 
     def _stem(self, tracked: Tracked, whole: int) -> _Stem:
-        return self._identity(tracked.request), tracked.keys[whole - 1] if whole else b""
+        return self._identity(tracked.request), self._before(tracked, whole)
+
+    @staticmethod
+    def _before(tracked: Tracked, whole: int) -> bytes:
+        return tracked.keys[whole - 1] if whole else b""
 
     def _forget(self, whole: int, stem: _Stem, key: bytes) -> None:
         of_whole = self._kept[whole]

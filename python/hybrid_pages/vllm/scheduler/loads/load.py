@@ -149,18 +149,17 @@ class Loads:
         tracked.pages, tracked.engine_tail = 0, None
         if self.joint_only is not None or tracked.refused:
             return joint
-        if tail is not None and deepest == joint:
+        loads = not (tracked.joint_only or tracked.skips_loads)
+        if tail is not None and (deepest == joint or not loads):
             tracked.engine_tail = tail.place
             return tail.local
-        if tail is None and (tracked.joint_only or tracked.skips_loads):
+        if not loads:
             return joint
         found = self.restores.lookups.look_up(tracked, joint, tracked.request.num_tokens - 1)
         end = max(found.anywhere.tokens, found.host.tokens)
         if tail is not None and tail.place.tokens >= end:
             tracked.engine_tail = tail.place
             return tail.local
-        if tracked.joint_only or tracked.skips_loads:
-            return joint
         pages = self.pages_before(end, joint, deepest)
         if pages > joint:
             tracked.pages = pages
