@@ -8,7 +8,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use cache_support::{class, config};
-use hybrid_pages::cache::{Arrival, Cache, CacheConfig, Medium, RestoreProgress, Skipped};
+use hybrid_pages::cache::{Arrival, Cache, CacheConfig, Changes, Medium, RestoreProgress, Skipped};
 use hybrid_pages::guarded::WATCHER;
 use hybrid_pages::ids::{ClassKind, NamespaceId, PrefixKey};
 use hybrid_pages::policy::Hints;
@@ -444,4 +444,206 @@ fn what_is_published_or_dropped_in_portions_is_right_in_between() {
             check_rest(&cache, SLOTS);
         }
     }
+}
+
+#[test]
+fn a_reset_voids_all_of_a_store_in_portions_where_blocks_stand_alone() {
+    for kind in [ClassKind::Window, ClassKind::Recurrent] {
+        for holds in [1, 3, 7, 9, 12, 14, 17, 20, 24] {
+            let config = config(&[class(kind, 2, 1)], BLOCKS);
+            let cache = Cache::new(&config).unwrap();
+            let namespace = cache.namespace(b"engine").unwrap();
+            let keys = prompt(1, BLOCKS);
+            let all: Vec<_> = (0..BLOCKS).map(|block| (0, block)).collect();
+            let (_, came) = between(
+                holds,
+                || {
+                    let mut lease = cache.reserve(namespace, &keys, &all).unwrap();
+                    let sums = vec![[7]; lease.entries().len()];
+                    lease.commit(&sums).unwrap()
+                },
+                || cache.clear(),
+            );
+            let left = cache.reserve(namespace, &keys, &all).unwrap();
+            let there = if came.is_some() { 0 } else { BLOCKS };
+            assert_eq!(left.skipped().resident, there, "{kind:?} at {holds}");
+            drop(left);
+            check_rest(&cache, BLOCKS);
+        }
+    }
+}
+
+#[test]
+fn a_restore_of_before_is_not_taken_from_the_beginning_of_a_reset_on() {
+    for whole in [true, false] {
+        let scene = Scene::new(whole, "lru");
+        let restore = scene.cache.restore(scene.namespace, &scene.keys, 0);
+        let mut restore = restore.unwrap().unwrap();
+        while restore.progress() != RestoreProgress::Ready {
+            scene.cache.poll();
+        }
+        let (_, taken) = between(
+            1,
+            || scene.cache.clear(),
+            || (restore.progress(), restore.take().is_some()),
+        );
+        assert_eq!(taken, Some((RestoreProgress::Failed, false)), "{whole}");
+        drop(restore);
+        scene.check_nothing_is_held();
+    }
+}
+
+/// What a follower knows: block and key.
+type Told = std::collections::BTreeSet<(usize, Vec<u8>)>;
+
+/// Lets a follower hear of changes to some prompts: nothing is removed that it does not know, nothing told twice, and the
+/// block before is always known.
+fn hear(told: &mut Told, changes: &Changes, prompts: &[Vec<PrefixKey>], what: &str) {
+    for block in &changes.removed {
+        let name = (block.block_index, block.key.as_bytes().to_vec());
+        assert!(told.remove(&name), "{what}: block {} is removed", name.0);
+    }
+    for run in &changes.stored {
+        if let Some(before) = run.block_index.checked_sub(1) {
+            let of_run = |keys: &&Vec<PrefixKey>| keys[run.block_index] == run.blocks[0].0;
+            let keys = prompts.iter().find(of_run).unwrap();
+            let name = (before, keys[before].as_bytes().to_vec());
+            assert!(told.contains(&name), "{what}: block {before} is not known");
+        }
+        for (block, (key, _)) in (run.block_index..).zip(&run.blocks) {
+            let name = (block, key.as_bytes().to_vec());
+            assert!(told.insert(name), "{what}: block {block} is stored");
+        }
+    }
+}
+
+#[test]
+fn changes_in_portions_are_told_once_whatever_comes_in_between() {
+    for between_what in [Between::Clear, Between::Invalidate, Between::Store] {
+        for (holds, anew) in [1, 4, 8, 12, 16, 20, 24]
+            .into_iter()
+            .flat_map(|it| [(it, false), (it, true)])
+        {
+            let what = format!("{between_what:?} at {holds}, anew: {anew}");
+            let (cache, namespace) = host("lru", SLOTS);
+            let prompts: Vec<_> = (1..4).map(|seed| prompt(seed, BLOCKS)).collect();
+            let (keys, other) = (&prompts[0], &prompts[1]);
+            let mut told = Told::new();
+            put(&cache, namespace, &keys[..300]);
+            put(&cache, namespace, &keys[..700]);
+            hear(
+                &mut told,
+                &cache.changes(Medium::Host, false),
+                &prompts,
+                &what,
+            );
+            assert_eq!(told.len(), 700);
+            put(&cache, namespace, keys);
+            put(&cache, namespace, other);
+            let (changes, _) = between(
+                holds,
+                || cache.changes(Medium::Host, anew),
+                || match between_what {
+                    Between::Clear => {
+                        cache.clear();
+                        put(&cache, namespace, &keys[..500]);
+                    }
+                    Between::Invalidate => {
+                        let lease = cache.acquire(namespace, &keys[..300], 200).unwrap();
+                        lease.map(|lease| cache.invalidate(&lease).unwrap());
+                        put(&cache, namespace, &keys[..250]);
+                    }
+                    _ => drop(put(&cache, namespace, &prompts[2])),
+                },
+            );
+            hear(&mut told, &changes, &prompts, &what);
+            for _ in 0..3 {
+                hear(
+                    &mut told,
+                    &cache.changes(Medium::Host, false),
+                    &prompts,
+                    &what,
+                );
+            }
+            assert_eq!(cache.audit(), None, "{what}");
+            // All that is known is removed and all that is there is told: the follower knew the same.
+            let before = told.clone();
+            let all = cache.changes(Medium::Host, true);
+            assert_eq!(all.removed.len(), before.len(), "{what}");
+            hear(&mut told, &all, &prompts, &what);
+            assert!(told == before, "{what}");
+            check_rest(&cache, SLOTS);
+        }
+    }
+}
+
+/// A host with a tier that logs, and a prompt's beginning in both.
+fn host_over(tier: &Handle, keys: &[PrefixKey]) -> (Cache, NamespaceId) {
+    let classes = [
+        class(ClassKind::Attention, 0, 1),
+        class(ClassKind::Recurrent, 0, 1),
+    ];
+    let below = Plain::boxed(tier, 1 << 20, "lru", SHAPE, true);
+    let cache = Cache::with_tiers(&config(&classes, SLOTS), vec![below]).unwrap();
+    let namespace = cache.namespace(b"engine").unwrap();
+    put(&cache, namespace, keys);
+    cache.poll();
+    (cache, namespace)
+}
+
+#[test]
+fn a_tier_is_written_nothing_of_before_from_the_beginning_of_a_reset_on() {
+    for holds in 1..9 {
+        let (tier, keys) = (Handle::default(), prompt(1, BLOCKS));
+        let (cache, namespace) = host_over(&tier, &prompt(2, BLOCKS));
+        let mut lease = cache.reserve(namespace, &keys, &all(BLOCKS)).unwrap();
+        let sums = vec![[7]; lease.entries().len()];
+        let (_, came) = between(holds, || lease.commit(&sums).unwrap(), || cache.clear());
+        let log = tier.lock().log.len();
+        assert!(came.is_none() || log == 0, "{log} at {holds}");
+        drop(lease);
+        check_rest(&cache, SLOTS);
+    }
+}
+
+#[test]
+fn nothing_is_stored_behind_pages_that_have_left_to_a_tier_meanwhile() {
+    for holds in 1..18 {
+        let (tier, keys) = (Handle::default(), prompt(1, BLOCKS));
+        let (cache, namespace) = host_over(&tier, &keys[..300]);
+        let lease = cache.acquire(namespace, &keys[..300], 0).unwrap().unwrap();
+        let (mut stored, left) = between(
+            holds,
+            || cache.reserve(namespace, &keys, &all(BLOCKS)).unwrap(),
+            || cache.leave_to(&lease, 1).unwrap(),
+        );
+        assert_eq!(cache.audit(), None, "{holds}");
+        drop(lease);
+        let sums = vec![[7]; stored.entries().len()];
+        stored.commit(&sums).unwrap();
+        let found = depth(&cache, namespace, &keys);
+        assert_eq!(found, if left.is_some() { 0 } else { BLOCKS }, "{holds}");
+        drop(stored);
+        check_rest(&cache, SLOTS);
+    }
+}
+
+#[test]
+fn an_error_in_a_later_portion_gives_back_all_of_the_store() {
+    let (cache, namespace) = host("lru", SLOTS);
+    let (mut keys, other) = (prompt(1, BLOCKS), prompt(2, 10));
+    put(&cache, namespace, &keys[..300]);
+    put(&cache, namespace, &other);
+    (0..20).for_each(|_| cache.poll());
+    let free = cache.stats().free_slots;
+    // A key of another prefix is found while the prefix is looked at; one that comes twice, while room is given.
+    for key in [other[5], keys[400]] {
+        keys[1200] = key;
+        let stored = cache.reserve(namespace, &keys, &all(BLOCKS));
+        assert!(stored.is_err());
+        let stats = cache.stats();
+        let held = (stats.leased_slots, stats.writing_entries, stats.free_slots);
+        assert_eq!((cache.audit(), held), (None, (0, 0, free)));
+    }
+    check_rest(&cache, SLOTS);
 }

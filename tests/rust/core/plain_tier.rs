@@ -26,7 +26,7 @@ pub struct Seen {
     pub most_reads: usize,
     /// Tells another thread when so many more entries were held or read.
     pub signal: Option<(usize, Sender<()>)>,
-    /// What was written, evicted and removed: blocks with their classes.
+    /// What was written, evicted and removed since it was last cleared: blocks with their classes.
     pub log: Vec<(&'static str, EntryKey)>,
 }
 
@@ -158,7 +158,9 @@ impl Below for Plain {
         self.seen.lock().log.push(("remove", key.clone()));
     }
 
-    fn clear(&mut self) {}
+    fn clear(&mut self) {
+        self.seen.lock().log.clear();
+    }
 }
 
 /// A policy whose calls are counted, and that may hide that it protects prefixes: then all of one is held.
