@@ -363,7 +363,9 @@ impl Cache {
             if !std::mem::replace(&mut begun, true) && !state.index.is_clearing() {
                 state.clear();
             }
-            let cleared = state.clear_on();
+            // Others may have ended it: then what has come since stays.
+            let under_way = state.index.is_clearing();
+            let cleared = under_way.then(|| state.clear_on()).flatten();
             let ended = !state.index.is_clearing();
             Ok(ended.then(|| (std::mem::take(&mut state.dropped), cleared)))
         };

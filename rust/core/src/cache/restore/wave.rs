@@ -34,6 +34,10 @@ impl CacheState {
         if task.failed {
             return Some(RestoreProgress::Failed);
         }
+        let is_done = task.wave.is_none() && task.next == task.target.needs.len();
+        if self.index.is_clearing() && !is_done {
+            return Some(self.fail(task)); // Nothing of before a reset is found from its beginning on.
+        }
         match self.begin_more(task) {
             Ok(WaveStep::All) => {}
             Ok(WaveStep::More) => return None,
