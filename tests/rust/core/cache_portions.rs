@@ -647,3 +647,31 @@ fn an_error_in_a_later_portion_gives_back_all_of_the_store() {
     }
     check_rest(&cache, SLOTS);
 }
+
+#[test]
+fn what_a_store_holds_it_holds_with_the_pages_before_it_whoever_has_come_in_between() {
+    for policy in ["lru", "reuse"] {
+        for holds in [1, 2, 2, 2, 3] {
+            let (cache, namespace) = host(policy, 4 * BLOCKS);
+            let keys = prompt(1, 3 * BLOCKS);
+            put(&cache, namespace, &keys[..300]);
+            (0..20).for_each(|_| cache.poll());
+            // Another one stores some of it at once, and lets go, while the prefix is looked at.
+            let next: Vec<_> = (300..540).map(|block| (0, block)).collect();
+            let (_, wrong) = between(
+                holds,
+                || put(&cache, namespace, &keys),
+                || {
+                    let mut lease = cache.reserve(namespace, &keys[..540], &next).unwrap();
+                    let sums = vec![[7]; lease.entries().len()];
+                    lease.commit(&sums).unwrap();
+                    cache.poll();
+                    (0..20).find_map(|_| cache.audit())
+                },
+            );
+            assert_eq!(wrong.flatten(), None, "{policy} at {holds}");
+            assert_eq!(depth(&cache, namespace, &keys), keys.len());
+            check_rest(&cache, 4 * BLOCKS);
+        }
+    }
+}

@@ -97,6 +97,8 @@ pub(super) struct Store<'a> {
     looked: usize,
     /// The first block whose page is neither there nor wanted, as far as was surveyed.
     reach: usize,
+    /// Whether a page was not there. Others may put it there, and more behind it, before the next portion.
+    hole: bool,
     /// Whether tiers may judge again what they have passed over.
     from_start: bool,
     /// The pages from block `first` on that this store has pinned.
@@ -174,6 +176,7 @@ impl<'a> Store<'a> {
             next: 0,
             looked: 0,
             reach: 0,
+            hole: false,
             from_start: false,
             pages: Vec::new(),
             units: Vec::new(),
@@ -327,10 +330,13 @@ impl CacheState {
         skipped: &mut Skipped,
     ) {
         let roles = store.roles;
+        // Behind a page that is not pinned nothing is: what is there by now is found when room is given.
+        let node = node.filter(|_| !store.hole);
         let member = |class: usize| node.and_then(|node| self.member(node, class));
         let page = roles.attention.and_then(member);
         store.reach += usize::from(page.is_some() && block == store.reach);
         store.pages.push(page);
+        store.hole |= roles.attention.is_some() && page.is_none();
         let windows = roles.windows_over(block, store.keys.len() - 1, store.tail);
         for class in roles.attention.into_iter().chain(windows) {
             placed.extend(member(class).map(|id| (Wanted { block, class }, id)));
