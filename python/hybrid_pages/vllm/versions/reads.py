@@ -19,7 +19,8 @@ READS: dict[str, str] = {
         "additional_config attention_config aux_output_config cache_config compilation_config "
         "ec_transfer_config kv_events_config kv_transfer_config load_config lora_config "
         "mamba_config model_config max_concurrent_batches num_prefill_lookahead_tokens "
-        "parallel_config scheduler_config speculative_config use_v2_model_runner weight_transfer_config"
+        "parallel_config scheduler_config speculative_config use_v2_model_runner "
+        "weight_transfer_config"
     ),
     "vllm.config.CompilationConfig": "static_forward_context",
     "vllm.config.LoadConfig": "download_dir load_format",
