@@ -252,6 +252,9 @@ class Engine:
 
     def _note_tails(self) -> None:
         """Has those that stay in vLLM's pool checked like whole blocks."""
+        children = getattr(self.connector, "sub_connectors", [self.connector])
+        if not any(isinstance(child, HybridPagesConnector) for child in children):
+            return
         tails = self.half.engine_tails
         keep = tails.keep
 
@@ -368,8 +371,7 @@ class Engine:
         if self.waits_for_memory:
             self._get_ready()
         self._aggregator = KVOutputAggregator.from_connector(connector, self.ranks)
-        if not isinstance(connector, Anywhere):
-            self._note_tails()
+        self._note_tails()
         allocated = connector.update_state_after_alloc
 
         def loading() -> Collection[str]:
