@@ -165,13 +165,8 @@ def name(pool: "BlockPool", block: "KVCacheBlock", key: bytes, group: int, token
     pool._insert_block_hash(_with_group()(key, group), block, num_tokens=tokens)
 
 
-def is_named(block: "KVCacheBlock", key: bytes, group: int) -> bool:
-    """Whether a block has been in vLLM's own prefix cache under this key all the time."""
-    return bool(block.block_hash == _with_group()(key, group))
-
-
-def give_back(pool: "BlockPool", blocks: "Sequence[KVCacheBlock]") -> None:
+def give_back(pool: "BlockPool", blocks: "list[KVCacheBlock]") -> None:
     """Takes blocks out of vLLM's own prefix cache. Those that are free are the next to be used."""
-    pool.touch(blocks)
-    pool.evict_blocks({block.block_id for block in blocks})
-    pool.free_blocks(blocks)
+    pin(pool, blocks)
+    forget_blocks(pool, {block.block_id for block in blocks})
+    unpin(pool, blocks)

@@ -35,8 +35,8 @@ the start of a prompt."""
 class _Kept:
     """A tail in vLLM's pool."""
 
-    tokens: int
-    """Its own tokens, behind the last whole block."""
+    end: int
+    """Where it ends, in tokens."""
     name: bytes
     """The name of its blocks in vLLM's prefix cache."""
     blocks: "Sequence[KVCacheBlock]"
@@ -52,7 +52,9 @@ class _Kept:
     def left(self) -> "list[KVCacheBlock]":
         """Those of its blocks that vLLM has not evicted."""
         blocks = enumerate(self.blocks)
-        return [block for group, block in blocks if versions.is_named(block, self.name, group)]
+        return [
+            block for group, block in blocks if versions.carries(block, self.name, group, self.end)
+        ]
 
     @property
     def is_there(self) -> bool:
@@ -113,7 +115,7 @@ class EngineTails:
         if any(block.is_null or block.block_hash is not None for block in blocks):
             return False
         name = f"hybrid-pages tail {next(self._names)}".encode()
-        kept = _Kept(tokens, name, blocks, answered=request.num_output_tokens > 1)
+        kept = _Kept(end, name, blocks, answered=request.num_output_tokens > 1)
         key = self._keys.tails(tracked, whole, [tokens])[0]
         of_stem = self._kept.setdefault(whole, {}).setdefault(self._stem(tracked, whole), {})
         if (same := of_stem.get(key)) is not None:
@@ -147,12 +149,12 @@ class EngineTails:
                 break
             stem = identity, self._before(tracked, whole)
             for key, kept in self._fitting(tracked, whole, stem, most):
-                if whole * n + kept.tokens <= joint:
+                if kept.end <= joint:
                     break
                 if kept.is_there:
                     self._note_use(kept, tracked.request.request_id)
-                    place = Place(whole * n + kept.tokens, whole, key)
-                    return EngineTail(place, LocalTail(place.tokens, kept.blocks))
+                    place = Place(kept.end, whole, key)
+                    return EngineTail(place, LocalTail(kept.end, kept.blocks))
                 self._give_back(kept)  # what is left of it
                 self._forget(whole, stem, key)
         return None
@@ -164,8 +166,8 @@ class EngineTails:
         of_stem = self._kept[whole].get(stem)
         if not of_stem:
             return
-        lengths = {kept.tokens for kept in of_stem.values()}
-        fitting = sorted(each for each in lengths if whole * self._tokens + each <= most)
+        ends = {kept.end for kept in of_stem.values() if kept.end <= most}
+        fitting = [end - whole * self._tokens for end in sorted(ends)]
         for key in reversed(self._keys.tails(tracked, whole, fitting)):
             kept = of_stem.get(key)
             if kept is not None:
