@@ -14,8 +14,7 @@ impl Cache {
     /// [`Arrival::now`](super::Arrival::now). Returns the blocks of the hit. The policy learns nothing else.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an unknown namespace and a time out of
-    /// range.
+    /// [`Error::InvalidArgument`] for an unknown namespace and a time out of range.
     pub fn expect(
         &self,
         namespace: NamespaceId,
