@@ -487,6 +487,22 @@ def test_a_client_that_is_killed_in_the_middle_is_replaced(fake):
     assert fake.process().restore("abcd") == 4
 
 
+def test_a_client_has_the_environment_in_which_its_tier_was_made(fake, monkeypatch):
+    # Python may change the environment while threads of the tier start a client: reading it then
+    # is a fault of memory.
+    monkeypatch.setenv("BEFORE", "1")
+    first = fake.process()
+    monkeypatch.delenv("BEFORE")
+    monkeypatch.setenv("AFTER", "1")
+    os.kill(first.helper(), signal.SIGKILL)
+    wait("it is noticed", lambda: first.stats()["out"])
+    first.wait_ready()
+    found = Path(f"/proc/{first.helper()}/environ").read_bytes().split(b"\0")
+    assert b"BEFORE=1" in found
+    assert not any(one.startswith(b"AFTER=") for one in found)
+    assert found.count(b"GLOG_minloglevel=3") == 1
+
+
 def test_a_store_that_is_not_there_at_first_is_used_when_it_comes(fake):
     fake.fail("setup", "-900")
     first = fake.process(ready=False)

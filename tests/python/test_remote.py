@@ -349,6 +349,14 @@ def test_credentials_that_are_refused_are_told_early_and_not_repeated(gate):
     assert "'write'" in told(engine, "'write'")
 
 
+def test_secrets_that_have_left_the_environment_are_not_told_either(gate, monkeypatch):
+    engine = Engine("s3://prefixes")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    gate.answer = (403, {}, f"<Error><Code>{KEY} {SECRET}</Code></Error>")
+    assert "(not told) (not told)" in told(engine, "'list'")
+
+
 def test_a_bucket_that_is_missing_is_told(s3):
     assert "make the bucket" in told(Engine("s3://no-such-bucket/x"), "'list'")
 

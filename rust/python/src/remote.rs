@@ -43,7 +43,7 @@ impl PyRemote {
         policy: &str,
         encrypt_key: &str,
     ) -> PyResult<Self> {
-        let place = py.detach(|| RemotePlace::of_url(url)).map_err(to_py)?;
+        let place = place_of(py, url)?;
         let shown = place.shown().to_owned();
         let mut options = RemoteOptions::new(place);
         options.deadline = Duration::from_millis(deadline_ms.0 as u64);
@@ -62,7 +62,7 @@ impl PyRemote {
 
     #[staticmethod]
     fn check(py: Python<'_>, url: &str) -> PyResult<String> {
-        let place = py.detach(|| RemotePlace::of_url(url)).map_err(to_py)?;
+        let place = place_of(py, url)?;
         Ok(place.shown().to_owned())
     }
 
@@ -109,6 +109,18 @@ impl PyRemote {
             self.place, stats.entries, stats.packs
         )
     }
+}
+
+/// The place of a URL. Clients read the environment, which other threads of Python may change only while this one does not
+/// hold the interpreter. A directory may hang, and no environment is read for it.
+fn place_of(py: Python<'_>, url: &str) -> PyResult<RemotePlace> {
+    let is_directory = url.trim_start().to_ascii_lowercase().starts_with("file:");
+    let place = if is_directory {
+        py.detach(|| RemotePlace::of_url(url))
+    } else {
+        RemotePlace::of_url(url)
+    };
+    place.map_err(to_py)
 }
 
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {

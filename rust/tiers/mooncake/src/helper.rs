@@ -40,15 +40,15 @@ impl Helper {
             // The helper must not get signals for this process's group, such as Ctrl-C. It ends when the socket
             // closes.
             .process_group(0)
+            .env_clear()
+            // The client would log a line per key and failure. The tier counts failures anyway.
+            .env("GLOG_minloglevel", "3")
+            .envs(options.environment.0.iter().cloned())
             // These limit the time of the client's calls, some of which may otherwise take 30 or 90 seconds.
             .env("MC_RPC_TIMEOUT_MS", millis.to_string())
             .env("MC_TCP_PROGRESS_TIMEOUT_SEC", seconds.to_string())
             .env("MC_TCP_STATUS_TIMEOUT_SEC", seconds.to_string())
             .env("MC_STORE_CLIENT_SETUP_RETRIES", "1");
-        if std::env::var_os("GLOG_minloglevel").is_none() {
-            // The client would log a line per key and failure. The tier counts failures anyway.
-            command.env("GLOG_minloglevel", "3");
-        }
         let child = command.spawn()?;
         ours.set_write_timeout(Some(PATIENCE))?;
         let replies = ours.try_clone()?;

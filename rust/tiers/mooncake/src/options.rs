@@ -1,9 +1,20 @@
 //! Settings of a Mooncake tier.
 
 use std::ffi::OsString;
+use std::fmt::{self, Debug, Formatter};
 use std::time::Duration;
 
 use hybrid_pages::error::{Error, Result};
+
+/// Variables of an environment. Their values may be secrets and are not shown.
+#[derive(Clone)]
+pub(crate) struct Environment(pub(crate) Vec<(OsString, OsString)>);
+
+impl Debug for Environment {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "Environment({} variables)", self.0.len())
+    }
+}
 
 /// Settings of a Mooncake tier.
 #[derive(Debug, Clone)]
@@ -13,6 +24,8 @@ pub struct MooncakeOptions {
     /// The helper's command and arguments. Its standard input is a socket for messages, and its standard output is
     /// the staging memory.
     pub command: Vec<OsString>,
+    /// The helper's environment. The tier's threads must not read the process's own: Python may change it meanwhile.
+    pub(crate) environment: Environment,
     /// Whether to write only entries that a second request has used, and to weigh reading against computing.
     pub weighs: bool,
     /// The longest time that a lookup waits for an answer, or a request for an entry.
@@ -26,12 +39,13 @@ pub struct MooncakeOptions {
 }
 
 impl MooncakeOptions {
-    /// The usual settings for a master and a helper.
+    /// The usual settings for a master and a helper, which gets the environment that the process has now.
     #[must_use]
     pub fn new(master: String, command: Vec<OsString>) -> Self {
         Self {
             master,
             command,
+            environment: Environment(std::env::vars_os().collect()),
             weighs: true,
             deadline: Duration::from_secs(2),
             retry: Duration::from_secs(1),

@@ -1,8 +1,12 @@
 //! Errors of the store's client, with possible secrets left out.
 
+use std::collections::BTreeSet;
 use std::error::Error as StdError;
 use std::fmt::{self, Display, Formatter};
 use std::io;
+use std::sync::Mutex;
+
+use crate::lock;
 
 /// An error of the store's client, in words for an operator.
 ///
@@ -136,16 +140,18 @@ fn without_secrets(error: &object_store::Error) -> String {
         }
     }
     text = without_users(&text);
-    for (_, value) in secrets() {
-        if value.len() >= LEAST_SECRET {
-            text = text.replace(&value, "(not told)");
-        }
+    for value in lock(&KNOWN).iter() {
+        text = text.replace(value, "(not told)");
     }
     text
 }
 
-/// Names and values of environment variables that may be secret.
-pub(crate) fn secrets() -> impl Iterator<Item = (String, String)> {
+/// Values that errors must not tell: all that clients may have found in the environment. Errors come from threads that
+/// must not read the environment, since Python may change it meanwhile.
+static KNOWN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+/// Names and values of environment variables that may be secret. From now on errors leave these values out.
+pub(crate) fn secrets() -> Vec<(String, String)> {
     let is_secret = |name: &str| {
         let name = name.to_ascii_uppercase();
         SECRETS.iter().any(|prefix| name.starts_with(prefix))
@@ -153,10 +159,14 @@ pub(crate) fn secrets() -> impl Iterator<Item = (String, String)> {
                 .iter()
                 .any(|part| name.contains(part))
     };
-    std::env::vars_os().filter_map(move |(name, value)| {
+    let found = std::env::vars_os().filter_map(|(name, value)| {
         let (name, value) = (name.into_string().ok()?, value.into_string().ok()?);
         is_secret(&name).then_some((name, value))
-    })
+    });
+    let found = Vec::from_iter(found);
+    let values = found.iter().map(|(_, value)| value);
+    lock(&KNOWN).extend(values.filter(|value| value.len() >= LEAST_SECRET).cloned());
+    found
 }
 
 /// Removes names and passwords from the URLs in a text.

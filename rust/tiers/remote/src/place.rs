@@ -36,7 +36,8 @@ pub struct RemotePlace {
 impl RemotePlace {
     /// Makes a place from a URL: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX` or
     /// `file:///DIRECTORY`. Clients read settings and credentials from the environment, with the names of
-    /// `object_store`. The store is not contacted. The directory is made if its parent exists.
+    /// `object_store`: nothing may change it during this call, and nothing reads it later. The store is not contacted.
+    /// The directory, for which no environment is read, is made if its parent exists.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for any other URL, or one with further parts; [`Error::Remote`] if the client or
@@ -83,12 +84,13 @@ impl RemotePlace {
         let Ok(prefix) = Path::from_url_path(url.path()) else {
             return invalid("'//' in the prefix, or a character that no name may have");
         };
+        let secrets = secrets();
         // rustls is built without a default provider. If the process has one already, it is used.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let store: object_store::Result<Arc<dyn ObjectStore>> = match scheme {
             "s3" => {
                 let builder = AmazonS3Builder::from_env();
-                check_s3(&builder)?;
+                check_s3(&builder, &secrets)?;
                 builder
                     .with_bucket_name(host)
                     .with_retry(retry)
@@ -104,7 +106,7 @@ impl RemotePlace {
                 let builder = MicrosoftAzureBuilder::from_env();
                 let server = builder.get_config_value(&AzureConfigKey::Endpoint);
                 check_server("AZURE_STORAGE_ENDPOINT", server)?;
-                check_secrets()?;
+                check_secrets(&secrets)?;
                 builder
                     .with_container_name(host)
                     .with_retry(retry)
@@ -198,7 +200,7 @@ impl RemotePlace {
 }
 
 /// Rejects settings at which the client would panic.
-fn check_s3(builder: &AmazonS3Builder) -> Result<()> {
+fn check_s3(builder: &AmazonS3Builder, secrets: &[(String, String)]) -> Result<()> {
     let value = |key| builder.get_config_value(&key);
     check_server("AWS_ENDPOINT_URL", value(AmazonS3ConfigKey::Endpoint))?;
     check_server("AWS_ENDPOINT_URL_S3", value(AmazonS3ConfigKey::S3Endpoint))?;
@@ -207,7 +209,7 @@ fn check_s3(builder: &AmazonS3Builder) -> Result<()> {
         Some(region) if region.is_empty() || !region.chars().all(is_one) => {
             Err(misses("AWS_REGION", "the name of a region"))
         }
-        _ => check_secrets(),
+        _ => check_secrets(secrets),
     }
 }
 
@@ -223,10 +225,10 @@ fn check_server(name: &str, server: Option<String>) -> Result<()> {
     Err(misses(name, "https://HOST or http://HOST:PORT"))
 }
 
-fn check_secrets() -> Result<()> {
-    for (name, value) in secrets() {
+fn check_secrets(secrets: &[(String, String)]) -> Result<()> {
+    for (name, value) in secrets {
         if !name.starts_with("GOOGLE") && value.contains(|letter: char| letter.is_control()) {
-            return Err(misses(&name, "one line, without its end"));
+            return Err(misses(name, "one line, without its end"));
         }
     }
     Ok(())
