@@ -44,6 +44,30 @@ def loads_of(engine: Engine, script: Script, kind: str) -> list[list[int | None]
 # what is loaded and what is not
 
 
+# Known report: vLLM#56871.
+@pytest.mark.parametrize("name", [*SMALL, "two-recurrent-kinds", "gdn-compressed-ring"])
+def test_entries_take_the_room_of_their_own_groups_however_many_there_are(
+    name: str, start: StartEngine
+) -> None:
+    engine, prompt, depths = start(SHAPES[name]), tokens(4 * N + 3), []
+    engine.generate(prompt, max_tokens=2)
+    stats, needed, taken = engine.cache.stats(), 0, 0
+    for item in engine.half.connection.geometry.classes:
+        kind = {"attention": "page", "window": "window", "recurrent": "checkpoint"}[item.kind]
+        needed += stats[f"{kind}s"] * item.entry_bytes
+        taken += stats[f"{kind}_bytes"]
+    assert 0 < needed <= taken < needed * 5 / 4, "the rest is the ends of slots"
+    # A host that has room for that and no more keeps all of it.
+    for extra in ({}, {"host_gb": taken / 2**30}):
+        engine = start(SHAPES[name], extra=extra)
+        engine.generate(prompt, max_tokens=2)
+        engine.forget_local()
+        depths.append(engine.generate(prompt, max_tokens=1).restored_tokens)
+    assert engine.cache.stats()["slots"] * stats["slot_bytes"] == taken
+    assert depths[0] == depths[1] >= 4 * N
+    engine.check_idle()
+
+
 def test_a_window_is_loaded_as_far_as_it_reaches(start: StartEngine, script: Script) -> None:
     engine = start(SHAPES["gemma4-31b"], extra={"verify_on_load": True})
     prompt = tokens(4 * N + 1)

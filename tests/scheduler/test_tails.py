@@ -294,6 +294,26 @@ def test_the_second_prompt_leaves_a_tail_where_it_leaves_the_first(
         assert shared in ends or name == "mamba2"
 
 
+# Known report: SGLang#22935.
+@pytest.mark.parametrize("blocks", [0, 2])
+@pytest.mark.parametrize("name", ["gdn", "mamba2"])
+def test_a_prompt_that_comes_again_resumes_before_its_last_token_from_the_third_time_on(
+    name: str, blocks: int, ready: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last token is computed each time, so the state behind that one is not for it."""
+    # A block has 16 tokens here: with the real bound, no place in it is worth a step.
+    monkeypatch.setattr(checkpoints, "_LEAST_GAIN", 1)
+    engine, prompt = ready(SHAPES[name], extra=BACKGROUND), tokens(blocks * N + 7)
+    restored = []
+    for _ in range(4):
+        restored.append(engine.generate(prompt, max_tokens=1).restored_tokens)
+        engine.forget_local()
+    assert restored == [0, blocks * N, len(prompt) - 1, len(prompt) - 1]
+    longer = engine.generate([*prompt, 1, 2], max_tokens=1)
+    assert longer.restored_tokens == len(prompt), "lookups that ended before it took nothing away"
+    check(engine, longer)
+
+
 @WAYS
 def test_a_hint_asks_for_a_tail(extra: Any, ready: StartEngine) -> None:
     engine = ready(extra=extra)

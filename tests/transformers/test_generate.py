@@ -416,6 +416,21 @@ def test_what_cannot_use_the_cache_runs_without_it(model, cache, reason, argumen
     assert (stats.requests, stats.pages, stats.checkpoints) == (0, 0, 0)
 
 
+# Known report: transformers#48256.
+@pytest.mark.parametrize("model", ["qwen3.5", "falcon-h1"], indirect=True)
+def test_the_state_behind_padding_at_the_right_is_kept_for_nobody(model, cache):
+    ids = torch.nn.functional.pad(tiny.tokens(2 * BLOCK + 3, 1), (0, 2 * BLOCK))
+    mask = (torch.arange(ids.shape[1]) < 2 * BLOCK + 3).long()[None]
+    for padded in (dict(attention_mask=mask), dict(pad_token_id=0)):
+        kwargs = dict(max_new_tokens=4, do_sample=False) | padded
+        assert torch.equal(cache.generate(ids, **kwargs), model.generate(ids, **kwargs))
+    stats = cache.stats()
+    assert (stats.uncached, stats.pages, stats.checkpoints) == ({"padding": 2}, 0, 0)
+    # In a prompt without padding, which has these ids as tokens, another state follows them.
+    check(cache, ids, 0)
+    check(cache, torch.cat([ids, tiny.tokens(3, 2)], 1), 4 * BLOCK)
+
+
 @pytest.mark.parametrize("model", ["qwen3.5"], indirect=True)
 def test_a_callers_cache_and_embeddings_run_without_it(model, cache):
     ids = tiny.tokens(40, 1)
