@@ -101,6 +101,8 @@ fn writes_again(engine: &Engine, setup: &Setup) {
         let prompt = prompts.borrow_mut().next().unwrap().to_string();
         engine.store(&prompt);
         engine.settle();
+        // It is tried again only after a while.
+        std::thread::sleep(Duration::from_millis(10));
         *last.borrow_mut() = prompt;
         engine.stats().writes > before
     });
