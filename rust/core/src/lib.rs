@@ -9,6 +9,8 @@ extern crate hybrid_pages_races_std as std;
 pub use hybrid_pages_geometry::{error, geometry, ids};
 
 pub mod guarded;
+mod rows;
+mod shards;
 mod slab;
 
 pub mod policy;

@@ -1,17 +1,19 @@
 //! A vector whose places are reused, so that a small integer names an item while it lives.
 
+use crate::rows::Rows;
+
 /// Items by number. A number is given again only after its item was removed.
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
-    items: Vec<Option<T>>,
-    vacant: Vec<u32>,
+    items: Rows<Option<T>>,
+    vacant: Rows<u32>,
 }
 
 impl<T> Slab<T> {
     pub(crate) const fn new() -> Self {
         Self {
-            items: Vec::new(),
-            vacant: Vec::new(),
+            items: Rows::new(1),
+            vacant: Rows::new(1),
         }
     }
 
@@ -53,7 +55,7 @@ impl<T> Slab<T> {
     /// Items that live, with their numbers.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         (0..)
-            .zip(&self.items)
+            .zip(self.items.iter())
             .filter_map(|(at, item)| item.as_ref().map(|item| (at, item)))
     }
 
@@ -67,7 +69,7 @@ impl<T> Slab<T> {
     }
 
     /// Bytes of memory held.
-    pub(crate) const fn bytes(&self) -> usize {
-        self.items.capacity() * size_of::<Option<T>>() + self.vacant.capacity() * size_of::<u32>()
+    pub(crate) fn bytes(&self) -> usize {
+        self.items.bytes() + self.vacant.bytes()
     }
 }

@@ -17,6 +17,7 @@ use plain_tier::{Handle, Plain, SHAPE};
 thread_local! {
     static BYTES: Cell<u64> = const { Cell::new(0) };
     static HOLDS: Cell<u64> = const { Cell::new(0) };
+    static LARGEST: Cell<usize> = const { Cell::new(0) };
 }
 
 struct Counting;
@@ -25,6 +26,7 @@ struct Counting;
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         BYTES.set(BYTES.get() + layout.size() as u64);
+        LARGEST.set(LARGEST.get().max(layout.size()));
         // SAFETY: the caller's.
         unsafe { System.alloc(layout) }
     }
@@ -102,9 +104,16 @@ impl Scene {
 fn allocated(policy: &str, below: bool, blocks: usize, entries: usize) -> ([u64; 3], [u64; 3]) {
     let scene = Scene::new(policy, below, entries + 4 * blocks + 4096);
     let Scene { cache, namespace } = &scene;
+    LARGEST.set(0);
     for other in 0..entries / 512 {
         scene.store(&prompt(100 + other as u64, 256), 0);
     }
+    // A table that grew in one piece would move at once, under the lock. A tier of the tests has such tables.
+    let largest = LARGEST.get();
+    assert!(
+        below || largest < 1 << 19,
+        "{largest} bytes beside {entries} entries"
+    );
     let keys = prompt(1, blocks + 16);
     cache.admit(*namespace, &keys, arrival(blocks)).unwrap();
     for to in (256..=blocks).step_by(256) {

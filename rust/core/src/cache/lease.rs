@@ -62,8 +62,7 @@ impl ReadLease {
     /// Ends the lease; a second call does nothing.
     pub fn release(&mut self) {
         if !std::mem::replace(&mut self.released, true) {
-            let pinned = std::mem::take(&mut self.read.pinned);
-            self.locked.end(|state| state.unpin_all(pinned));
+            self.locked.unpin(std::mem::take(&mut self.read.pinned));
         }
     }
 
@@ -245,8 +244,8 @@ impl WriteLease {
             for ids in self.reservation.ids().rchunks(PORTION) {
                 self.locked.end(|state| state.abandon(ids));
             }
-            let pinned = std::mem::take(&mut self.reservation.pinned);
-            self.locked.end(|state| state.unpin_all(pinned));
+            self.locked
+                .unpin(std::mem::take(&mut self.reservation.pinned));
         }
     }
 }

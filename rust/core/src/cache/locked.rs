@@ -1,5 +1,7 @@
 //! The lock that guards everything behind the cache.
 
+use super::prefix_pins::PinSet;
+use super::queries::PORTION;
 use super::state::CacheState;
 use super::stats::{CacheStats, TierStats};
 use crate::error::Result;
@@ -54,6 +56,17 @@ impl Locked {
             let answer = step(state).map(|answer| answer.map(Some));
             answer.or_else(|error| again.then_some(Some(None)).ok_or(error))
         })
+    }
+
+    /// Ends pins in portions, in their order: what hangs from a page goes before it.
+    pub(super) fn unpin(&self, mut pinned: PinSet) {
+        let rest = pinned
+            .entries
+            .split_off(pinned.entries.len().min(4 * PORTION));
+        self.end(|state| state.unpin_all(pinned));
+        for ids in rest.chunks(4 * PORTION) {
+            self.end(|state| state.unpin(ids));
+        }
     }
 
     /// Ends something under the lock. After a panic there is nothing to end.

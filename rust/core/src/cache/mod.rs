@@ -253,7 +253,8 @@ impl Cache {
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown namespace, a class or block out of range, a tail that is not the last
     /// key or hangs from another block, and keys that are in use for another prefix; those before the first entry may
-    /// go unread, as chained keys vouch for them. Nothing has changed then.
+    /// go unread, as chained keys vouch for them. Nothing stays reserved then, but what made room for a part of many
+    /// entries has left, and the part of the prefix that was looked at counts as used.
     pub fn reserve(
         &self,
         namespace: NamespaceId,

@@ -7,6 +7,7 @@
 use hashbrown::HashMap;
 
 use crate::ids::{EntryId, NodeId, TenantId};
+use crate::rows::Rows;
 use crate::slab::Slab;
 use crate::slot::EntryRecord;
 
@@ -34,7 +35,7 @@ pub(super) struct Tenants {
     share: Option<u64>,
     numbers: HashMap<u64, TenantId>,
     tenants: Slab<Tenant>,
-    owners: Vec<TenantId>,
+    owners: Rows<TenantId>,
 }
 
 impl Tenants {
@@ -43,7 +44,7 @@ impl Tenants {
             share,
             numbers: HashMap::new(),
             tenants: Slab::new(),
-            owners: Vec::new(),
+            owners: Rows::new(1),
         }
     }
 
@@ -78,9 +79,7 @@ impl Tenants {
         });
         self.tenants.get_mut(owner.0).used += u64::from(size);
         let at = id.0 as usize;
-        if at >= self.owners.len() {
-            self.owners.resize(at + 1, TenantId::NONE);
-        }
+        self.owners.grow(at + 1, &TenantId::NONE);
         self.owners[at] = owner;
         owner
     }
@@ -161,9 +160,7 @@ impl Tenants {
 
     /// Bytes of memory held.
     pub(super) fn bytes(&self) -> usize {
-        self.numbers.allocation_size()
-            + self.tenants.bytes()
-            + self.owners.capacity() * size_of::<TenantId>()
+        self.numbers.allocation_size() + self.tenants.bytes() + self.owners.bytes()
     }
 
     /// Checks that the shares agree with the entries, and that no tenant has more than its own. `name_of`: the tenant

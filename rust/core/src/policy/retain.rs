@@ -21,8 +21,10 @@ struct Retained {
     until: u64,
     priority: i8,
     tenant: TenantId,
-    /// Number of its release, counted from 1; 0 while the entry is held.
+    /// Number of its last release, counted from 1, while the entry is in the orders; otherwise 0.
     turn: u64,
+    /// Whether somebody holds it. It stays in the orders until it is met there.
+    held: bool,
 }
 
 /// The order in which retained entries leave: by priority, time left, number of release, and id.
@@ -40,11 +42,11 @@ pub(super) struct Retaining<P> {
     now: u64,
     releases: u64,
     kept: HashMap<EntryId, Retained>,
-    /// Retained entries that nobody holds, in the order in which they leave.
+    /// Retained entries that nobody holds, and some that are held, in the order in which they leave.
     order: BTreeSet<Rank>,
-    /// Retained entries of tenants that nobody holds, by tenant.
+    /// Those of tenants, by tenant.
     of_tenants: BTreeSet<(TenantId, Rank)>,
-    /// Retained entries that nobody holds, by the end of their time.
+    /// All of them by the end of their time.
     ends: BTreeSet<(u64, u64, EntryId)>,
 }
 
@@ -59,6 +61,26 @@ impl<P: Policy> Retaining<P> {
             of_tenants: BTreeSet::new(),
             ends: BTreeSet::new(),
         }
+    }
+
+    /// The first entry of an order that nobody holds. Those before it leave the orders.
+    fn first_free(&mut self, first: impl Fn(&Self) -> Option<EntryId>) -> Option<EntryId> {
+        loop {
+            let id = first(self)?;
+            if !self.unlist_held(id) {
+                return Some(id);
+            }
+        }
+    }
+
+    /// Takes an entry out of the orders, if somebody holds it. Returns whether somebody does.
+    fn unlist_held(&mut self, id: EntryId) -> bool {
+        let Some(kept) = self.kept.get_mut(&id).filter(|kept| kept.held) else {
+            return false;
+        };
+        let listed = std::mem::replace(kept, Retained { turn: 0, ..*kept });
+        self.unlist(id, &listed);
+        true
     }
 
     /// Takes an entry out of the orders, if it is there.
@@ -80,6 +102,9 @@ impl<P: Policy> Retaining<P> {
             if until > self.now {
                 return;
             }
+            if self.unlist_held(id) {
+                continue;
+            }
             if let Some(kept) = self.kept.remove(&id) {
                 self.unlist(id, &kept);
             }
@@ -97,7 +122,11 @@ impl<P: Policy> Retaining<P> {
         }
         self.releases += 1;
         let turn = self.releases;
-        let kept = Retained { turn, ..kept };
+        let kept = Retained {
+            turn,
+            held: false,
+            ..kept
+        };
         self.kept.insert(id, kept);
         self.order.insert(kept.rank(id));
         if kept.tenant != TenantId::NONE {
@@ -138,11 +167,13 @@ impl<P: Policy> Policy for Retaining<P> {
         let until = self
             .now
             .saturating_add(hints.retain.min(Hints::MOST_RETAIN));
+        self.unlist_held(id);
         let kept = self.kept.entry(id).or_insert(Retained {
             until,
             priority: hints.priority,
             tenant,
             turn: 0,
+            held: true,
         });
         kept.until = kept.until.max(until);
         kept.priority = kept.priority.max(hints.priority);
@@ -167,7 +198,7 @@ impl<P: Policy> Policy for Retaining<P> {
     fn give_up(&mut self, id: EntryId) {
         if let Some(kept) = self.kept.remove(&id) {
             self.unlist(id, &kept);
-            if kept.turn > 0 {
+            if !kept.held {
                 self.policy.release(id);
             }
         }
@@ -182,12 +213,10 @@ impl<P: Policy> Policy for Retaining<P> {
     }
 
     fn hold(&mut self, id: EntryId) {
-        let Some(&kept) = self.kept.get(&id) else {
-            self.policy.hold(id);
-            return;
-        };
-        self.unlist(id, &kept);
-        self.kept.insert(id, Retained { turn: 0, ..kept });
+        match self.kept.get_mut(&id) {
+            None => self.policy.hold(id),
+            Some(kept) => kept.held = true,
+        }
     }
 
     fn protects(&self, page: EntryId) -> bool {
@@ -212,7 +241,8 @@ impl<P: Policy> Policy for Retaining<P> {
             let mut ids = this.order.iter().map(|&(.., id)| EntryId(id));
             ids.find(|&id| !this.policy.is_stood_on(id))
         };
-        self.policy.victim().or_else(|| retained(self))
+        let victim = self.policy.victim();
+        victim.or_else(|| self.first_free(retained))
     }
 
     fn victim_of(&mut self, tenant: TenantId) -> Option<EntryId> {
@@ -223,7 +253,8 @@ impl<P: Policy> Policy for Retaining<P> {
             let free = of_it.find(|&&(_, (.., id))| !this.policy.is_stood_on(EntryId(id)));
             free.map(|&(_, (.., id))| EntryId(id))
         };
-        self.policy.victim_of(tenant).or_else(|| retained(self))
+        let victim = self.policy.victim_of(tenant);
+        victim.or_else(|| self.first_free(retained))
     }
 
     fn learnt(&self) -> Vec<u8> {

@@ -12,6 +12,8 @@ use super::roles::Roles;
 use super::tails::{TailCounts, check_chain};
 use crate::error::{Error, Result};
 use crate::ids::{EntryId, EntryKey, NamespaceId, NodeId, PrefixKey};
+use crate::rows::Rows;
+use crate::shards::Shards;
 use crate::slab::Slab;
 
 /// A boundary of a prefix: known, or with the hash of its name.
@@ -58,7 +60,7 @@ pub(crate) trait Observer {
 
     /// The index has forgotten the boundaries from number `left` on, and is about to forget the others. When none is
     /// left, numbers start anew.
-    fn cleared(&mut self, index: &PrefixIndex, left: usize);
+    fn cleared(&mut self, left: usize);
 }
 
 /// Stands for no node in a link.
@@ -84,26 +86,26 @@ pub(crate) struct PrefixIndex {
     pub(crate) namespaces: Namespaces,
     nodes: Slab<PrefixNode>,
     tails: TailCounts,
-    /// The cell of node `n` and class `c` is at `n * classes + c`. Cells are kept apart from nodes, so that any number
-    /// of classes costs no more than it needs.
-    cells: Vec<IndexCell>,
-    table: HashTable<u32>,
+    /// The cells of each node, one per class. They are kept apart from nodes, so that any number of classes costs no
+    /// more than it needs.
+    cells: Rows<IndexCell>,
+    table: Shards<u32>,
     hasher: DefaultHashBuilder,
     /// A clear that is under way: boundaries whose numbers are below this still have entries, and the table finds none
     /// any more. None is found or added until it ends.
-    clearing: Option<(u32, HashTable<u32>)>,
+    clearing: Option<(u32, Shards<u32>)>,
 }
 
 impl PrefixIndex {
     /// An empty index.
     pub(crate) fn new(roles: Roles) -> Self {
         Self {
+            cells: Rows::new(roles.count),
             roles,
             namespaces: Namespaces::default(),
             nodes: Slab::new(),
             tails: TailCounts::default(),
-            cells: Vec::new(),
-            table: HashTable::new(),
+            table: Shards::default(),
             hasher: DefaultHashBuilder::default(),
             clearing: None,
         }
@@ -142,7 +144,8 @@ impl PrefixIndex {
         })
     }
 
-    fn hash(&self, namespace: NamespaceId, key: &PrefixKey) -> u64 {
+    /// A hash of a boundary's name.
+    pub(crate) fn hash(&self, namespace: NamespaceId, key: &PrefixKey) -> u64 {
         self.hasher.hash_one((namespace, key))
     }
 
@@ -316,10 +319,7 @@ impl PrefixIndex {
         if next != NIL {
             self.nodes.get_mut(next).prev = at;
         }
-        if self.cells.len() < self.nodes.span() * self.roles.count {
-            let new = std::iter::repeat_n(IndexCell::EMPTY, self.roles.count);
-            self.cells.extend(new);
-        }
+        self.cells.grow(self.nodes.span(), &IndexCell::EMPTY);
         let (nodes, hasher) = (&self.nodes, &self.hasher);
         self.table.insert_unique(hash, at, |&at| {
             let node = nodes.get(at);
@@ -330,7 +330,7 @@ impl PrefixIndex {
     }
 
     pub(crate) fn cell(&self, node: NodeId, class: usize) -> IndexCell {
-        self.cells[node.0 as usize * self.roles.count + class]
+        self.cells.row(node.0 as usize)[class]
     }
 
     /// The page without which an entry here can't be reached: for a page, the one of the block before.
@@ -345,8 +345,7 @@ impl PrefixIndex {
     }
 
     fn cells_mut(&mut self, node: NodeId) -> &mut [IndexCell] {
-        let count = self.roles.count;
-        &mut self.cells[node.0 as usize * count..][..count]
+        self.cells.row_mut(node.0 as usize)
     }
 
     /// Puts an entry's cell in place. Says whether it follows a whole one that went.
@@ -519,7 +518,7 @@ impl PrefixIndex {
 
     /// Whether a boundary has no reason left to be known: its page, where there are pages, or else any entry.
     fn is_bare(&self, node: NodeId) -> bool {
-        let cells = &self.cells[node.0 as usize * self.roles.count..][..self.roles.count];
+        let cells = self.cells.row(node.0 as usize);
         match self.roles.attention {
             Some(page) => cells[page].entry().is_none(),
             None => cells.iter().all(|cell| cell.entry().is_none()),
@@ -546,15 +545,13 @@ impl PrefixIndex {
         }
         self.tails.remove(node.namespace, &node.key);
         let hash = self.hasher.hash_one((node.namespace, &node.key));
-        self.table
-            .find_entry(hash, |&other| other == at)
-            .expect("every node is in the table under its key")
-            .remove();
+        let removed = self.table.remove(hash, |&other| other == at);
+        removed.expect("every node is in the table under its key");
     }
 
     /// Begins to forget every boundary: from now on none is found. [`clear_on`](Self::clear_on) ends it.
     pub(crate) fn clear(&mut self, observer: &mut impl Observer) {
-        observer.cleared(self, self.nodes.span());
+        observer.cleared(self.nodes.span());
         self.tails.clear();
         self.clearing = Some((self.nodes.span() as u32, std::mem::take(&mut self.table)));
     }
@@ -588,13 +585,14 @@ impl PrefixIndex {
             gone.extend(entries.flatten());
             self.cells_mut(node).fill(IndexCell::EMPTY);
         }
-        observer.cleared(self, left as usize);
+        observer.cleared(left as usize);
         if left > 0 {
             return None;
         }
         self.namespaces.clear_nodes();
         let nodes = std::mem::replace(&mut self.nodes, Slab::new());
-        Some((self.clearing.take(), nodes, std::mem::take(&mut self.cells)))
+        let cells = std::mem::replace(&mut self.cells, Rows::new(self.roles.count));
+        Some((self.clearing.take(), nodes, cells))
     }
 
     /// Boundaries known.
@@ -607,8 +605,8 @@ impl PrefixIndex {
         self.namespaces.bytes()
             + self.nodes.bytes()
             + self.tails.bytes()
-            + self.cells.capacity() * size_of::<IndexCell>()
-            + self.table.allocation_size()
+            + self.cells.bytes()
+            + self.table.bytes()
     }
 
     /// The first thing found that contradicts the rules of the tree, walking all of it.

@@ -3,6 +3,7 @@
 use super::places::Places;
 use super::pool::{SlotPool, SlotSet};
 use crate::ids::{EntryId, NodeId};
+use crate::rows::Rows;
 use crate::slab::Slab;
 
 /// One page or checkpoint.
@@ -41,12 +42,11 @@ impl EntryRecord {
 #[derive(Debug)]
 pub(crate) struct EntryTable {
     entries: Slab<EntryRecord>,
-    checksums: Vec<u64>,
+    checksums: Rows<u64>,
     /// For each entry, whether its checksums are known.
-    hashed: Vec<bool>,
+    hashed: Rows<bool>,
     /// For each entry, the tiers below that passed over it, or a page that it hangs from.
-    passed_over: Vec<Places>,
-    ranks: usize,
+    passed_over: Rows<Places>,
 }
 
 impl EntryTable {
@@ -57,10 +57,9 @@ impl EntryTable {
     pub(crate) const fn new(ranks: usize) -> Self {
         Self {
             entries: Slab::new(),
-            checksums: Vec::new(),
-            hashed: Vec::new(),
-            passed_over: Vec::new(),
-            ranks,
+            checksums: Rows::new(ranks),
+            hashed: Rows::new(1),
+            passed_over: Rows::new(1),
         }
     }
 
@@ -78,7 +77,7 @@ impl EntryTable {
         };
         let id = self.entries.insert(entry);
         if id as usize == self.hashed.len() {
-            self.checksums.extend(std::iter::repeat_n(0, self.ranks));
+            self.checksums.grow(id as usize + 1, &0);
             self.hashed.push(false);
             self.passed_over.push(Places::NONE);
         }
@@ -104,15 +103,15 @@ impl EntryTable {
 
     /// Checksums of an entry's shards, one per rank, if they are known.
     pub(crate) fn checksums(&self, id: EntryId) -> Option<&[u64]> {
-        self.hashed[id.0 as usize]
-            .then(|| &self.checksums[id.0 as usize * self.ranks..][..self.ranks])
+        self.hashed[id.0 as usize].then(|| self.checksums.row(id.0 as usize))
     }
 
     /// Sets the checksums of an entry's shards: one value per rank, or that none are known.
     pub(crate) fn set_checksums(&mut self, id: EntryId, shards: Option<&[u64]>) {
         self.hashed[id.0 as usize] = shards.is_some();
         if let Some(shards) = shards {
-            self.checksums[id.0 as usize * self.ranks..][..self.ranks].copy_from_slice(shards);
+            let places = self.checksums.row_mut(id.0 as usize);
+            places.copy_from_slice(shards);
         }
     }
 
@@ -138,10 +137,10 @@ impl EntryTable {
     }
 
     /// Bytes of memory held.
-    pub(crate) const fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.entries.bytes()
-            + self.checksums.capacity() * size_of::<u64>()
-            + self.hashed.capacity()
-            + self.passed_over.capacity() * size_of::<Places>()
+            + self.checksums.bytes()
+            + self.hashed.bytes()
+            + self.passed_over.bytes()
     }
 }

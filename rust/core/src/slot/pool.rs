@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::ids::SlotId;
+use crate::rows::Rows;
 
 const END: u32 = u32::MAX;
 
@@ -27,7 +28,7 @@ impl SlotSet {
 pub(crate) struct SlotPool {
     /// The next slot in the list that a slot is in: the list of free slots, or its owner's. Slots from the length of
     /// this vector on were never taken.
-    next: Vec<u32>,
+    next: Rows<u32>,
     /// First slot that was given back.
     head: u32,
     free: u32,
@@ -52,7 +53,7 @@ impl SlotPool {
         }
         let total = slots as u32;
         Ok(Self {
-            next: Vec::new(),
+            next: Rows::new(1),
             head: END,
             free: total,
             total,
@@ -140,7 +141,7 @@ impl SlotPool {
     }
 
     /// Bytes of memory held.
-    pub(crate) const fn bytes(&self) -> usize {
-        self.next.capacity() * size_of::<u32>()
+    pub(crate) fn bytes(&self) -> usize {
+        self.next.bytes()
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::ids::{NamespaceId, NodeId, PrefixKey};
 use crate::prefix::IndexCell;
+use crate::rows::Rows;
 
 /// A medium that blocks are in. Each medium has announcements of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,14 +65,14 @@ pub(super) type Note = Arc<[u8]>;
 /// Notes of known blocks, by the number of their boundary.
 #[derive(Debug, Default)]
 pub(super) struct BlockNotes {
-    notes: Vec<Option<Note>>,
+    notes: Rows<Option<Note>>,
     bytes: usize,
 }
 
 impl BlockNotes {
     /// Makes room for boundaries whose numbers are below `span`.
     pub(super) fn resize(&mut self, span: usize) {
-        self.notes.resize(span, None);
+        self.notes.grow(span, &None);
     }
 
     /// Forgets the notes from a number on; they were taken.
@@ -105,7 +106,7 @@ impl BlockNotes {
 
     /// Bytes of memory held.
     pub(super) fn bytes(&self) -> usize {
-        self.notes.capacity() * size_of::<Option<Note>>() + self.bytes
+        self.notes.bytes() + self.bytes
     }
 
     /// The first thing found that contradicts the counts.

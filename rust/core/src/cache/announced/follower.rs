@@ -24,7 +24,7 @@ impl Announced {
         }
         self.0 = Some(Box::new(Following {
             notes: BlockNotes::default(),
-            media: Medium::ALL.map(Told::new),
+            media: Medium::ALL.map(|medium| Told::new(medium, index.roles().windows.len())),
         }));
         for node in index.all() {
             self.added(index, node);
@@ -160,13 +160,10 @@ impl Observer for Announced {
         }
     }
 
-    fn cleared(&mut self, index: &PrefixIndex, left: usize) {
+    fn cleared(&mut self, left: usize) {
         let Some(following) = &mut self.0 else { return };
         following.notes.truncate(left);
         for told in &mut following.media {
-            if !index.is_clearing() {
-                told.expect_removals(index.len());
-            }
             if left == 0 {
                 told.renumber();
             }

@@ -2,12 +2,12 @@
 
 use std::cmp::Reverse;
 
-use hashbrown::HashMap;
-
 use super::super::queries::PORTION;
 use super::changes::{BlockNotes, Changes, Medium, Note, RemovedBlock, StoredBlocks};
 use crate::ids::{NamespaceId, NodeId, PrefixKey};
 use crate::prefix::PrefixIndex;
+use crate::rows::Rows;
+use crate::shards::Shards;
 
 /// The state of one boundary, by the number of its node.
 #[derive(Debug, Clone, Copy, Default)]
@@ -24,8 +24,13 @@ struct NodeMark {
     reasons: u32,
 }
 
-/// Boundaries that were told and that the index has forgotten, each with its block and note.
-type Gone = HashMap<(NamespaceId, PrefixKey), (u32, Option<Note>)>;
+/// A boundary that was told and that the index has forgotten.
+#[derive(Debug)]
+struct GoneBoundary {
+    name: (NamespaceId, PrefixKey),
+    block: u32,
+    note: Option<Note>,
+}
 
 /// Changes of one medium that are collected in portions.
 #[derive(Debug, Default)]
@@ -35,16 +40,16 @@ pub(crate) struct Collection {
     anew: usize,
     /// Boundaries to look at, once they were taken, and how many of them were looked at.
     queued: bool,
-    queue: Vec<u32>,
+    queue: Rows<u32>,
     looked: usize,
     /// Those of them that are announced; how many of these are told, or come with one before them; and how many of
     /// these were checked.
-    fresh: Vec<NodeId>,
+    fresh: Rows<NodeId>,
     started: usize,
     checked: usize,
     /// Further boundaries that are announced behind one that was told.
     heads: Vec<NodeId>,
-    gone: Gone,
+    gone: Shards<GoneBoundary>,
     /// The blocks that are removed, in portions: one long list would be moved as it grows.
     removed: Vec<RemovedBlock>,
     portions: Vec<Vec<RemovedBlock>>,
@@ -62,15 +67,12 @@ impl Collection {
 
     /// All that was collected: this needs no lock.
     pub(crate) fn end(self) -> Changes {
-        let gone = self
-            .gone
-            .into_iter()
-            .map(|((namespace, key), (block, note))| RemovedBlock {
-                namespace,
-                block_index: block as usize,
-                key,
-                note: note.map_or_else(Vec::new, |note| note.to_vec()),
-            });
+        let gone = self.gone.into_iter().map(|gone| RemovedBlock {
+            namespace: gone.name.0,
+            block_index: gone.block as usize,
+            key: gone.name.1,
+            note: gone.note.map_or_else(Vec::new, |note| note.to_vec()),
+        });
         let removed = self.portions.into_iter().flatten().chain(self.removed);
         let mut changes = Changes {
             removed: removed.chain(gone).collect(),
@@ -88,25 +90,25 @@ impl Collection {
 #[derive(Debug)]
 pub(super) struct Told {
     medium: Medium,
-    marks: Vec<NodeMark>,
+    marks: Rows<NodeMark>,
     /// For each node and window class: how many blocks in a row, of which the node's is the last, have their page in
     /// the medium. Not counted beyond the width of the window.
-    runs: Vec<u32>,
-    queue: Vec<u32>,
-    gone: Gone,
+    runs: Rows<u32>,
+    queue: Rows<u32>,
+    gone: Shards<GoneBoundary>,
     /// Bytes of the notes in `gone`.
     note_bytes: usize,
 }
 
 impl Told {
     /// The state of a medium of which nothing was told.
-    pub(super) fn new(medium: Medium) -> Self {
+    pub(super) fn new(medium: Medium, windows: usize) -> Self {
         Self {
             medium,
-            marks: Vec::new(),
-            runs: Vec::new(),
-            queue: Vec::new(),
-            gone: Gone::new(),
+            marks: Rows::new(1),
+            runs: Rows::new(windows),
+            queue: Rows::new(1),
+            gone: Shards::default(),
             note_bytes: 0,
         }
     }
@@ -132,16 +134,18 @@ impl Told {
     /// Follows a boundary that the index just got. Returns the note that the boundary had when it was here before.
     pub(super) fn added(&mut self, index: &PrefixIndex, node: NodeId) -> Option<Note> {
         let span = index.span();
-        self.marks.resize(span, NodeMark::default());
-        self.runs.resize(span * index.roles().windows.len(), 0);
-        if self.gone.is_empty() {
+        self.marks.grow(span, &NodeMark::default());
+        self.runs.grow(span, &0);
+        if self.gone.len() == 0 {
             return None;
         }
-        let (_, note) = self.gone.remove(&index.name(node))?;
+        let name = index.name(node);
+        let hash = index.hash(name.0, &name.1);
+        let gone = self.gone.remove(hash, |gone| gone.name == name)?;
         self.mark(node).told = true;
         self.enqueue(node);
-        self.note_bytes -= bytes_of(note.as_ref());
-        note
+        self.note_bytes -= bytes_of(gone.note.as_ref());
+        gone.note
     }
 
     /// Stops following a boundary that the index is about to forget. Nothing of it is in the medium.
@@ -152,25 +156,24 @@ impl Told {
             queued: mark.queued,
             ..NodeMark::default()
         };
-        let windows = index.roles().windows.len();
-        self.runs[node.0 as usize * windows..][..windows].fill(0);
+        self.runs.row_mut(node.0 as usize).fill(0);
         if told {
             let block = index.boundary_block(node) as u32;
             self.note_bytes += bytes_of(note);
-            self.gone.insert(index.name(node), (block, note.cloned()));
+            let hash_of = |name: &(NamespaceId, PrefixKey)| index.hash(name.0, &name.1);
+            let (name, note) = (index.name(node), note.cloned());
+            let gone = GoneBoundary { name, block, note };
+            let hash = hash_of(&name);
+            self.gone
+                .insert_unique(hash, gone, |gone| hash_of(&gone.name));
         }
-    }
-
-    /// Makes room for so many boundaries that are removed soon.
-    pub(super) fn expect_removals(&mut self, boundaries: usize) {
-        self.gone.reserve(boundaries);
     }
 
     /// Forgets the numbers of boundaries, which start anew; all boundaries were removed.
     pub(super) fn renumber(&mut self) {
-        self.marks.clear();
-        self.runs.clear();
-        self.queue.clear();
+        self.marks.truncate(0);
+        self.runs.truncate(0);
+        self.queue.truncate(0);
     }
 
     /// Notes that an entry's bytes are in the medium now, or are not any more.
@@ -229,11 +232,12 @@ impl Told {
     /// Counts again how many window pages in a row are there, at a node and at those behind it.
     fn rerun(&mut self, index: &PrefixIndex, top: NodeId, window: usize, there: bool) {
         let (class, blocks) = index.roles().windows[window];
-        let windows = index.roles().windows.len();
         let most = u32::try_from(blocks).unwrap_or(u32::MAX);
-        let at = |node: NodeId| node.0 as usize * windows + window;
+        let at = |node: NodeId| node.0 as usize;
         // Without a block before, the run starts here.
-        let before = index.parent(top).map_or(0, |node| self.runs[at(node)]);
+        let before = index
+            .parent(top)
+            .map_or(0, |node| self.runs.row(at(node))[window]);
         let run = if there {
             before.saturating_add(1).min(most)
         } else {
@@ -241,7 +245,7 @@ impl Told {
         };
         let mut pending = vec![(top, run)];
         while let Some((node, run)) = pending.pop() {
-            if std::mem::replace(&mut self.runs[at(node)], run) == run {
+            if std::mem::replace(&mut self.runs.row_mut(at(node))[window], run) == run {
                 continue;
             }
             self.refresh(index, node);
@@ -255,7 +259,7 @@ impl Told {
     fn is_usable(&self, index: &PrefixIndex, node: NodeId) -> bool {
         let roles = index.roles();
         let needed = index.boundary_block(node) + 1;
-        let runs = &self.runs[node.0 as usize * roles.windows.len()..];
+        let runs = self.runs.row(node.0 as usize);
         let has = |class| self.has(index, node, class);
         // Others know only whole blocks.
         !index.is_tail(node)
@@ -412,18 +416,18 @@ impl Told {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.marks.capacity() * size_of::<NodeMark>()
-            + self.runs.capacity() * size_of::<u32>()
-            + self.queue.capacity() * size_of::<u32>()
-            + self.gone.allocation_size()
+        self.marks.bytes()
+            + self.runs.bytes()
+            + self.queue.bytes()
+            + self.gone.bytes()
             + self.note_bytes
     }
 
     /// The first boundary whose state differs from what its path shows.
     pub(super) fn audit(&self, index: &PrefixIndex) -> Option<String> {
         let medium = self.medium;
-        let bytes = |(_, note): &(u32, Option<Note>)| bytes_of(note.as_ref());
-        if self.gone.values().map(bytes).sum::<usize>() != self.note_bytes {
+        let bytes = |gone: &GoneBoundary| bytes_of(gone.note.as_ref());
+        if self.gone.iter().map(bytes).sum::<usize>() != self.note_bytes {
             return Some(format!(
                 "{medium:?}: the notes have other bytes than are counted"
             ));
