@@ -4,7 +4,8 @@
 //! `cargo bench --bench sizes`. A row is an operation, a column a prompt of so many blocks beside so many entries of
 //! others. The lock itself measures (`guarded::WATCHER`), by the processor time of the thread that holds it, so that
 //! other work on the cores doesn't count; `--wall` measures by the clock. Of some rounds the least counts: what a call
-//! needs it needs each time. The last lines name what holds the lock longer than a millisecond.
+//! needs it needs each time. What happens once or now and then, as a table that grows, shows in the row of a store that
+//! grows: the longest of all its holds. The last lines name what holds the lock longer than a millisecond.
 
 #[path = "null_tier.rs"]
 mod null_tier;
@@ -183,7 +184,9 @@ impl Scene {
 fn round(table: &mut Table, kind: Kind, blocks: usize, entries_there: usize) {
     let scene = Scene::new(kind, entries_there * 5 / 4 + 10 * blocks + 64, 1 << 24);
     scene.cache.follow().expect("there are pages");
-    scene.fill(entries_there);
+    table.time("fill a store that grows", entries_there, || {
+        scene.fill(entries_there)
+    });
     let Scene { cache, namespace } = &scene;
     let namespace = *namespace;
     let retained = Hints {
@@ -264,6 +267,10 @@ fn round(table: &mut Table, kind: Kind, blocks: usize, entries_there: usize) {
         t.time("give up", blocks, || {
             cache.give_up(namespace, &keys, 0, &[]).expect("known")
         });
+        let lease = t.time("acquire what is retained", blocks, || {
+            cache.acquire(namespace, &keys, 0)
+        });
+        t.time("release what is retained", blocks, || drop(lease));
         let mut lease = cache
             .acquire(namespace, &keys, 0)
             .expect("known")
