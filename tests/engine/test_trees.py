@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 import at_once
-from harness import Engine, Prompt, Result, patched, tokens
+from harness import NOISE, Engine, Prompt, Result, patched, tokens
 
 SEEDS = range(int(os.environ.get("HYBRID_PAGES_TREES", "1")))
 PROMPTS = 14
@@ -103,7 +103,12 @@ def test_all_at_once_every_prompt_is_what_local_hits_in_the_same_batches_give(en
     batch = at_once.restored(engine, prompts)
     assert sum(batch.loaded) > 1
     assert references(engine, prompts, alone) == alone
-    assert at_once.local_hits(engine, prompts, batch).results == batch.results
+    hits = at_once.local_hits(engine, prompts, batch).results
+    for prompt, found, hit in zip(prompts, batch.results, hits, strict=True):
+        # Blocks that the batch itself computed, and others hit, are rounded as the batch rounds.
+        assert found.distance(hit) <= (NOISE if found.local else 0), len(prompt)
+        assert found.local or found == hit
+    assert sum(not found.local for found in batch.results) > PROMPTS / 2
     assert not any(key.startswith("failures") for key in engine.stats())
 
 
