@@ -219,7 +219,7 @@ class Engine:
         for output in self.vllm.step():
             if output.finished:
                 name, completion = output.request_id, output.outputs[0]
-                start = self._starts.get(name, _Start(0, 0, 0))
+                start = self._starts.pop(name, _Start(0, 0, 0))
                 self._done[name] = Result(
                     tuple(completion.token_ids),
                     tuple(
