@@ -27,8 +27,8 @@ pub(super) struct Admitting<'a> {
     resumed: usize,
     /// How many leading boundaries an earlier request had, from the second step on.
     seen: Option<usize>,
-    /// Whether these were marked as proven.
-    proven: bool,
+    /// How many of these were marked as proven.
+    proven: usize,
     /// Entries of the host that are pinned, to be retained when the last step has ended.
     pub(super) retained: Vec<EntryId>,
 }
@@ -47,7 +47,7 @@ impl<'a> Admitting<'a> {
             pages: 0,
             resumed: 0,
             seen: None,
-            proven: false,
+            proven: 0,
             retained: Vec::new(),
         }
     }
@@ -117,8 +117,10 @@ impl CacheState {
                 self.admit(admitting)
             };
         };
-        if !std::mem::replace(&mut admitting.proven, true) {
-            self.visits.prove(&boundaries[..seen]);
+        if admitting.proven < seen {
+            let from = admitting.proven;
+            admitting.proven = seen.min(from + 16 * PORTION);
+            self.visits.prove(&boundaries[from..admitting.proven]);
             if is_long {
                 return Ok(None);
             }
