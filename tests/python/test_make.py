@@ -110,6 +110,7 @@ def test_the_report_of_what_was_proved_adds_up_and_is_shown(monkeypatch):
         assert not prove.proved(prove.Part("fails", [lines[0], bad, lines[1]]))["pass"]
     unset = prove.Part("is short", [["sh", "-c", 'test -z "$PROVED_MUCH"']], {"PROVED_MUCH": "1"})
     assert prove.proved(unset, short=True)["pass"] and not prove.proved(unset)["pass"]
+    assert "`PROVED_MUCH=1` | **no** |" in prove.table({"restores": prove.proved(unset)})
     results = json.loads(prove.RESULTS.read_text())
     assert results.keys() <= prove.PARTS.keys()
     table = prove.table(results)

@@ -117,7 +117,7 @@ PARTS = {
     "scheduler": Part(
         "random workloads on vLLM's schedulers, over layers that check every byte",
         on_each_vllm("tests/scheduler/test_fuzz.py", "tests/scheduler/test_small_pools.py"),
-        {"HYBRID_PAGES_FUZZ": "512"},
+        {"HYBRID_PAGES_FUZZ": "128"},
     ),
     "batch": Part(
         "random sequences of batch operations against each row alone",
@@ -193,6 +193,7 @@ def proved(part: Part, short: bool = False) -> dict[str, Any]:
     short: whether they run without settings, and so do little.
     """
     found: list[Mapping[str, Any]] = []
+    given = {name: os.environ[name] for name in part.settings if name in os.environ}
     passed = True
     began = time.monotonic()
     for command in part.commands:
@@ -212,13 +213,15 @@ def proved(part: Part, short: bool = False) -> dict[str, Any]:
         "seconds": round(time.monotonic() - began),
         "pass": passed,
         "figures": merged(found),
+        "settings": {} if short else {**part.settings, **given},
     }
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """The report as a table, in the order of PARTS. A part that never ran has no row.
 
-    Figures with a colon in their name are details, which the file of results has alone.
+    Figures with a colon in their name are details, which the file of results has alone. Settings,
+    which say how much ran, come last.
     """
     lines = ["| part | found | passed | when |", "|---|---|---|---|"]
     for name, part in PARTS.items():
@@ -226,7 +229,8 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
             continue
         result = results[name]
         told = [(it, value) for it, value in result["figures"].items() if ": " not in it]
-        figures = ", ".join(f"{_number(value)} {it}" for it, value in told)
+        settings = [f"`{it}={value}`" for it, value in result.get("settings", {}).items()]
+        figures = ", ".join([*(f"{_number(value)} {it}" for it, value in told), *settings])
         minutes = result["seconds"] / 60
         took = f"{minutes:.0f} min" if minutes >= 2 else f"{minutes * 60:.0f} s" if minutes else ""
         when = ", ".join(filter(None, [result["date"], result["commit"], took]))
