@@ -259,8 +259,8 @@ RUST = [
     _rust(
         "hybrid-pages",
         "what a read lease pinned stays pinned",
-        "(&mut self.read.pinned);\n            self.locked.end(|state| state.unpin_all(pinned));",
-        "(&mut self.read.pinned);\n            drop(pinned);",
+        "self.locked.unpin(std::mem::take(&mut self.read.pinned));",
+        "drop(std::mem::take(&mut self.read.pinned));",
         "it::cache_ends",
         "it::cache_writes",
     ),
