@@ -23,7 +23,7 @@ from soak_styles import STYLES
 
 SCRIPT = Path(__file__).with_name("serve_soak.py")
 MINUTES = float(os.environ.get("HYBRID_PAGES_SOAK", "2"))
-LIFE_SECONDS, SHORT_SECONDS = 180.0, 20.0
+LIFE_SECONDS, SHORT_SECONDS = 300.0, 20.0
 # What an engine may take to start, and its life on a busy machine.
 LONGEST = 300.0 + 3 * LIFE_SECONDS
 MOST = "MiB that the memory of an engine grew by at most, from the second third to the last"
