@@ -629,6 +629,47 @@ fn more_room_than_names_for_entries_is_rejected() {
 }
 
 #[test]
+fn what_a_read_failed_for_is_not_found_again_where_its_page_has_left() {
+    let shelf = Handle::default();
+    let size = Size {
+        slots: 14,
+        queue: 50,
+    };
+    let engine = Engine::new(&hybrid(), 12, &[(shelf.clone(), size)]);
+    for prompt in ["abc", "xyz"] {
+        engine.store_below(prompt);
+    }
+    engine.store("klmn", &pages(0..4));
+    engine.cache.poll();
+    // The host has evicted the checkpoint, which can't be read now. The tier has it still.
+    shelf.pause();
+    assert!(engine.promote("abc"));
+    let name = EntryKey {
+        namespace: b"engine"[..].into(),
+        prefix: keys("abc")[2],
+        block_index: 2,
+        class_index: 1,
+    };
+    let entry = shelf.lock().entries[&name].clone();
+    shelf.lock().fail_reads = 1;
+    shelf.resume();
+    engine.cache.poll();
+    assert_eq!(engine.tier().failed_reads, 1);
+    shelf.lock().entries.insert(name, entry);
+    // The host holds the pages, and the tier evicts them.
+    let held = engine.reserve("abcd", &[(0, 3)]);
+    for prompt in ["stuv", "efgh", "qrst"] {
+        engine.store(prompt, &pages(0..4));
+        engine.cache.poll();
+    }
+    assert_eq!(shelf.count("abc"), 1, "the checkpoint");
+    assert_eq!(engine.depths("abc").0, 0);
+    assert_eq!(engine.cache.audit(), None);
+    drop(held);
+    assert_eq!(engine.cache.audit(), None);
+}
+
+#[test]
 fn what_reads_failed_for_is_found_again_after_many_others_have_failed_and_gone() {
     let shelf = Handle::default();
     let size = Size {

@@ -250,7 +250,10 @@ impl CacheState {
             let at = (Some(node), self.index.parent(node));
             let known = self.index.cell(node, class).entry();
             let there = known.is_some_and(|id| !self.lacks(search.tier, id));
-            if there || self.find(search, at, block, &keys[block], class).is_some() {
+            // Where the page that it hangs from has left, an entry has no place.
+            let page = self.index.support(node, class);
+            let fits = page.is_none_or(|page| self.entries.get(page).members.has(search.tier));
+            if there || fits && self.find(search, at, block, &keys[block], class).is_some() {
                 let lower = self.tiers.lower_mut(search.tier);
                 lower.unread.remove(&(node, class));
             }
