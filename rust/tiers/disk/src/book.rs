@@ -518,7 +518,8 @@ impl Book {
                 self.live_bytes()
             ));
         }
-        if idle && self.live_bytes() + self.other_bytes() > self.quota {
+        // A disk that is being opened removes what a lower quota has no room for before it is used.
+        if idle && self.connected && self.live_bytes() + self.other_bytes() > self.quota {
             return Some(format!(
                 "{} bytes over a quota of {}",
                 self.footprint(),
