@@ -46,7 +46,7 @@ fn now() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-fn watch(taken: bool) {
+fn watch(_: &str, taken: bool) {
     if taken {
         TAKEN.set(now());
     } else {

@@ -3,17 +3,19 @@
 //! `cargo bench -p hybrid-pages-remote --bench tier_sizes -- disk`, or `directory`; `benches/tier_sizes.py` starts the
 //! servers of `s3` and `mooncake`. A row is an operation, a column a prompt of so many blocks beside so many entries. An
 //! entry has 64 bytes. Most rows are calls of vLLM's scheduler: microseconds of processor time a block, and the longest
-//! call. Rows *by the clock* are work of the tier's threads: microseconds a block, and the longest that another thread
-//! waits meanwhile for the tier's lock. Of three rounds the least counts. `--quick` leaves out stores above 2^14 entries.
+//! call. Rows *by the clock* are work of the tier's threads: microseconds a block, and how long they hold a lock at most
+//! that such calls take. The locks themselves measure that (`guarded::WATCHER`). Of three rounds the least counts.
+//! `--quick` leaves out stores above 2^14 entries.
 
 #[path = "tier_places.rs"]
 mod tier_places;
 
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use hybrid_pages::guarded::{WATCHER, lock};
 use hybrid_pages::ids::{EntryId, EntryKey, PrefixKey, SlotId, TenantId};
 use hybrid_pages::policy::{EntryKind, NewEntry};
 use hybrid_pages::tier::{CopyEnd, CopyId, Found};
@@ -32,7 +34,49 @@ fn busy() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// Microseconds for a block, and the longest call or wait, of operations at one size.
+/// A kind of lock: whether calls of the scheduler take it, and how long it was held at most, by whom ever.
+#[derive(Default)]
+struct Held {
+    by_calls: bool,
+    longest: Duration,
+}
+
+/// The locks that were taken, by the type of what they guard.
+static LOCKS: Mutex<BTreeMap<&str, Held>> = Mutex::new(BTreeMap::new());
+
+thread_local! {
+    /// Whether this thread is in a call of the scheduler.
+    static CALLS: Cell<bool> = const { Cell::new(false) };
+    /// When it took the locks that it has.
+    static TAKEN: RefCell<Vec<Instant>> = const { RefCell::new(Vec::new()) };
+}
+
+fn watch(what: &'static str, taken: bool) {
+    let now = Instant::now();
+    let begun = TAKEN.with_borrow_mut(|all| match taken {
+        true => {
+            all.push(now);
+            None
+        }
+        false => all.pop(),
+    });
+    if let Some(begun) = begun {
+        let mut locks = lock(&LOCKS);
+        let held = locks.entry(what).or_default();
+        held.by_calls |= CALLS.get();
+        held.longest = held.longest.max(now - begun);
+    }
+}
+
+/// A call of the scheduler.
+fn calls<T>(call: impl FnOnce() -> T) -> T {
+    CALLS.set(true);
+    let answer = call();
+    CALLS.set(false);
+    answer
+}
+
+/// Microseconds for a block, and the longest call or hold, of operations at one size.
 #[derive(Default)]
 struct Table(BTreeMap<&'static str, [f64; 2]>, Vec<&'static str>);
 
@@ -57,7 +101,7 @@ impl Table {
         let (mut all, mut longest) = (Duration::ZERO, Duration::ZERO);
         for (at, key) in keys.iter().enumerate() {
             let begun = busy();
-            call(at, key);
+            calls(|| call(at, key));
             let took = busy() - begun;
             all += took;
             longest = longest.max(took);
@@ -68,33 +112,23 @@ impl Table {
     /// A call for all blocks, by processor time.
     fn once(&mut self, name: &'static str, blocks: usize, call: impl FnOnce()) {
         let begun = busy();
-        call();
+        calls(call);
         let took = busy() - begun;
         self.add(name, blocks, took, took);
     }
 
-    /// Work by the clock, during which another thread asks for the tier's lock all the time.
-    fn clock(&mut self, name: &'static str, blocks: usize, handle: &Handle, work: impl FnOnce()) {
-        let ended = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let other = scope.spawn(|| {
-                let mut longest = Duration::ZERO;
-                while !ended.load(Ordering::Relaxed) {
-                    let begun = Instant::now();
-                    handle.stats();
-                    longest = longest.max(begun.elapsed());
-                    std::thread::sleep(NAP);
-                }
-                longest
-            });
-            let begun = Instant::now();
-            let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-            let took = begun.elapsed();
-            ended.store(true, Ordering::Relaxed);
-            worked.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            let longest = other.join().expect("it doesn't panic");
-            self.add(name, blocks, took, longest);
-        });
+    /// Work by the clock, and the longest hold meanwhile of a lock that calls of the scheduler take.
+    fn clock(&mut self, name: &'static str, blocks: usize, work: impl FnOnce()) {
+        for held in lock(&LOCKS).values_mut() {
+            held.longest = Duration::ZERO;
+        }
+        let begun = Instant::now();
+        work();
+        let took = begun.elapsed();
+        let locks = lock(&LOCKS);
+        let held = locks.values().filter(|held| held.by_calls);
+        let longest = held.map(|held| held.longest).max().unwrap_or_default();
+        self.add(name, blocks, took, longest);
     }
 }
 
@@ -152,7 +186,7 @@ impl Scene {
 
     fn poll(&mut self) -> bool {
         let mut ended: Vec<CopyEnd> = Vec::new();
-        self.opened.tier.poll(&mut ended);
+        calls(|| self.opened.tier.poll(&mut ended));
         for end in ended {
             end.result.expect("a copy");
             self.running -= 1;
@@ -170,7 +204,7 @@ impl Scene {
         let (handle, mut there) = (self.opened.handle.clone(), 0);
         let mut left: Vec<&EntryKey> = keys.iter().collect();
         wait(&handle, "answered", || {
-            left.retain(|key| match self.opened.tier.find(key) {
+            left.retain(|key| match calls(|| self.opened.tier.find(key)) {
                 Found::Asking => true,
                 found => {
                     there += usize::from(found != Found::Absent);
@@ -217,14 +251,9 @@ fn round(t: &mut Table, scene: &mut Scene, seed: usize, blocks: usize, place: &P
         drop(scene.opened.tier.find(key));
     });
     if place.is_shared() {
-        t.clock(
-            "by the clock: until that is answered",
-            blocks,
-            &handle,
-            || {
-                assert_eq!(scene.until_answered(&keys), 0);
-            },
-        );
+        t.clock("by the clock: until that is answered", blocks, || {
+            assert_eq!(scene.until_answered(&keys), 0);
+        });
         t.each("look up what is absent", &keys, |_, key| {
             drop(scene.opened.tier.find(key));
         });
@@ -234,18 +263,13 @@ fn round(t: &mut Table, scene: &mut Scene, seed: usize, blocks: usize, place: &P
     });
     t.each("write", &keys, |at, key| scene.write(at, key));
     t.once("counts, while all are written", 1, || handle.stats());
-    t.clock(
-        "by the clock: until all are written",
-        blocks,
-        &handle,
-        || {
-            scene.until_copied();
-        },
-    );
+    t.clock("by the clock: until all are written", blocks, || {
+        scene.until_copied();
+    });
     t.once("poll", 1, || assert!(scene.poll()));
     handle.settle();
     if place.is_shared() {
-        t.clock("by the clock: until all are found", blocks, &handle, || {
+        t.clock("by the clock: until all are found", blocks, || {
             assert_eq!(scene.until_answered(&keys), blocks);
         });
     }
@@ -260,7 +284,7 @@ fn round(t: &mut Table, scene: &mut Scene, seed: usize, blocks: usize, place: &P
             .tail_lengths(&key.namespace, 7, &mut Vec::new());
     });
     t.each("read", &keys, |at, key| scene.read(at, key));
-    t.clock("by the clock: until all are read", blocks, &handle, || {
+    t.clock("by the clock: until all are read", blocks, || {
         scene.until_copied();
     });
     t.each("write what is there", &keys, |at, key| scene.write(at, key));
@@ -272,14 +296,9 @@ fn round(t: &mut Table, scene: &mut Scene, seed: usize, blocks: usize, place: &P
     t.each("remove", &keys[blocks / 2..], |_, key| {
         scene.opened.tier.remove(key);
     });
-    t.clock(
-        "by the clock: until all are removed",
-        blocks / 2,
-        &handle,
-        || {
-            handle.settle();
-        },
-    );
+    t.clock("by the clock: until all are removed", blocks / 2, || {
+        handle.settle();
+    });
 }
 
 /// One store of so many entries: a table for each number of blocks.
@@ -300,10 +319,10 @@ fn store(place: &Place, entries: usize, number: u8) -> Vec<Table> {
         drop(scene.take());
         let opened = place.tier(most);
         let handle = opened.handle.clone();
-        opening.clock("by the clock: connect, while serving", 1, &handle, || {
+        opening.clock("by the clock: connect, while serving", 1, || {
             opened.connect(number);
         });
-        opening.clock("by the clock: until it is open", entries, &handle, || {
+        opening.clock("by the clock: until it is open", entries, || {
             wait(&handle, "open", || handle.knows(entries));
         });
         scene = Some(Scene::new(opened));
@@ -325,10 +344,10 @@ fn store(place: &Place, entries: usize, number: u8) -> Vec<Table> {
     let mut tables: Vec<Table> = tables.collect();
     let handle = scene.opened.handle.clone();
     opening.once("clear", entries, || scene.opened.tier.clear());
-    opening.clock("by the clock: until all is gone", entries, &handle, || {
+    opening.clock("by the clock: until all is gone", entries, || {
         handle.settle();
     });
-    opening.clock("by the clock: close", 1, &handle, || handle.close());
+    opening.clock("by the clock: close", 1, || handle.close());
     for table in &mut tables {
         for name in &opening.1 {
             let [each, longest] = opening.0[name];
@@ -366,6 +385,7 @@ fn measure(place: &Place, all: &[usize]) {
 }
 
 fn main() {
+    WATCHER.set(watch).expect("nobody else has set it");
     let arguments: Vec<String> = std::env::args()
         .skip(1)
         .filter(|it| it != "--bench")

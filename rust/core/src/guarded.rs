@@ -4,15 +4,83 @@
 //! [`lock`] is for values that are whole between any two statements, and for those whose owner checks
 //! [`Mutex::is_poisoned`] before using them.
 
-use std::any::Any;
+use std::any::{Any, type_name};
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use crate::error::{Error, Result};
 
-/// Is called under the lock of a [`Guarded`] when it was taken (`true`), and before it is given back: what measures
-/// how long locks are held sets it.
-pub static WATCHER: OnceLock<fn(bool)> = OnceLock::new();
+/// Is called with the type of what a lock guards, under the lock, when it was taken (`true`) and before it is given back.
+/// What measures how long locks are held sets it: those of a [`Guarded`] and of [`lock_watched`].
+pub static WATCHER: OnceLock<fn(&'static str, bool)> = OnceLock::new();
+
+/// Tells the watcher, if there is one, that a lock was taken, and when dropped, that it is about to be given back.
+#[derive(Debug)]
+struct Watch<T: ?Sized>(PhantomData<fn(&T)>);
+
+impl<T: ?Sized> Watch<T> {
+    #[inline]
+    fn new() -> Self {
+        Self::tell(true);
+        Self(PhantomData)
+    }
+
+    #[inline]
+    fn tell(taken: bool) {
+        if let Some(tell) = WATCHER.get() {
+            tell(type_name::<T>(), taken);
+        }
+    }
+}
+
+impl<T: ?Sized> Drop for Watch<T> {
+    #[inline]
+    fn drop(&mut self) {
+        Self::tell(false);
+    }
+}
+
+/// A lock that is held, and watched.
+#[derive(Debug)]
+pub struct Watched<'a, T: ?Sized> {
+    // Dropped first.
+    watch: Watch<T>,
+    guard: MutexGuard<'a, T>,
+}
+
+impl<'a, T: ?Sized> Watched<'a, T> {
+    /// The lock for a condition that is waited for, while others may have it. It is watched no longer.
+    pub fn to_wait(self) -> MutexGuard<'a, T> {
+        drop(self.watch);
+        self.guard
+    }
+}
+
+impl<T: ?Sized> Deref for Watched<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T: ?Sized> DerefMut for Watched<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
+    }
+}
+
+/// Takes a lock as [`lock`] does, for which vLLM's scheduler may wait: a bench watches how long it is held.
+#[inline]
+pub fn lock_watched<T: ?Sized>(mutex: &Mutex<T>) -> Watched<'_, T> {
+    let guard = lock(mutex);
+    let watch = Watch::new();
+    Watched { watch, guard }
+}
 
 /// Takes a lock, also after a panic under it.
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -87,11 +155,8 @@ impl<T> Guarded<T> {
         let guarded = || {
             // Dropped while the panic passes, the guard closes the lock.
             let mut value = take()?;
-            let watcher = WATCHER.get();
-            watcher.inspect(|tell| tell(true));
-            let answer = work(&mut value);
-            watcher.inspect(|tell| tell(false));
-            Some(answer)
+            let _watch = Watch::<T>::new();
+            Some(work(&mut value))
         };
         match catch_unwind(AssertUnwindSafe(guarded)) {
             Ok(Some(result)) => Ok(result),

@@ -239,7 +239,7 @@ thread_local! {
     static SIGNAL: RefCell<Option<(usize, Sender<()>)>> = const { RefCell::new(None) };
 }
 
-fn watch(taken: bool) {
+fn watch(_: &str, taken: bool) {
     SIGNAL.with_borrow_mut(|signal| {
         let Some((left, sender)) = signal.as_mut().filter(|_| !taken) else {
             return;

@@ -42,7 +42,7 @@ static COUNTING: Counting = Counting;
 
 /// What a call allocates, and how often it takes the lock.
 fn cost<T>(call: impl FnOnce() -> T) -> (T, u64, u64) {
-    WATCHER.get_or_init(|| |taken| HOLDS.set(HOLDS.get() + u64::from(taken)));
+    WATCHER.get_or_init(|| |_, taken| HOLDS.set(HOLDS.get() + u64::from(taken)));
     let (bytes, holds) = (BYTES.get(), HOLDS.get());
     let answer = call();
     (answer, BYTES.get() - bytes, HOLDS.get() - holds)

@@ -35,7 +35,7 @@ mod tree;
 mod trial;
 mod uses;
 
-use hybrid_pages::guarded::lock;
+use hybrid_pages::guarded::lock_watched as lock;
 
 pub use below::Disk;
 pub use door::{ALIGNMENT, Door, DoorFile, SystemDoor};

@@ -65,7 +65,7 @@ impl JobQueue {
 
     /// Waits for work. `None` means that the thread shall end.
     pub(crate) fn next(&self, crew: u64) -> Option<DiskWork> {
-        let mut waiting = lock(&self.waiting);
+        let mut waiting = lock(&self.waiting).to_wait();
         loop {
             if waiting.stopped || waiting.crew != crew {
                 return None;

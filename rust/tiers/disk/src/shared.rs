@@ -93,7 +93,7 @@ impl Bell {
 
     /// Waits for a ring, the stop or the limit.
     pub(crate) fn wait(&self, limit: Duration) -> Ringing {
-        let state = lock(&self.state);
+        let state = lock(&self.state).to_wait();
         let idle = |state: &mut Ringing| !state.rung && !state.stop;
         let waited = self.rings.wait_timeout_while(state, limit, idle);
         let mut state = match waited {
@@ -107,7 +107,7 @@ impl Bell {
 
     /// Waits for the stop or the limit.
     pub(crate) fn pause(&self, limit: Duration) {
-        let state = lock(&self.state);
+        let state = lock(&self.state).to_wait();
         drop(
             self.rings
                 .wait_timeout_while(state, limit, |state| !state.stop),

@@ -163,7 +163,7 @@ impl Noting {
         }
     }
 
-    fn policy(&self) -> std::sync::MutexGuard<'_, Box<dyn Policy>> {
+    fn policy(&self) -> hybrid_pages::guarded::Watched<'_, Box<dyn Policy>> {
         lock(&self.policy.0)
     }
 }

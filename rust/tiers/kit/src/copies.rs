@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use hybrid_pages::error::{Error, Result};
-use hybrid_pages::guarded::lock;
+use hybrid_pages::guarded::lock_watched as lock;
 use hybrid_pages::tier::{CopyEnd, CopyId};
 
 /// Ends of copies that the cache has not polled for yet.

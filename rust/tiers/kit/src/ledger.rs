@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Mutex;
 
-use hybrid_pages::guarded::lock;
+use hybrid_pages::guarded::lock_watched as lock;
 
 use crate::counts::{Counts, Failure};
 

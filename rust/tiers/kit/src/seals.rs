@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use hashbrown::HashMap;
 use hybrid_pages::error::Cause;
-use hybrid_pages::guarded::lock;
+use hybrid_pages::guarded::lock_watched as lock;
 use hybrid_pages::ids::EntryKey;
 use hybrid_pages::transfer::TILE_BYTES;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};

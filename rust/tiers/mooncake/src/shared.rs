@@ -1,11 +1,11 @@
 //! The state that a tier shares with its threads and handles.
 
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
+use std::sync::{Condvar, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use hybrid_pages::error::{Cause, Error, Result};
-use hybrid_pages::guarded::lock;
+use hybrid_pages::guarded::{Watched, lock_watched as lock};
 use hybrid_pages::tier::CopyId;
 use hybrid_pages::transfer::Process;
 use hybrid_pages_tiers::{CopyEnds, EntrySize, Ledger, PanicFlag, Planes, panicked};
@@ -106,7 +106,7 @@ impl MooncakeShared {
     }
 
     /// Locks the state. After a panic the tier is closed: nothing is found or taken any more.
-    pub(crate) fn state(&self) -> MutexGuard<'_, MooncakeState> {
+    pub(crate) fn state(&self) -> Watched<'_, MooncakeState> {
         let mut state = lock(&self.state);
         if self.is_broken() {
             state.closed = true;
@@ -131,9 +131,9 @@ impl MooncakeShared {
     }
 
     /// Waits for work, but no longer than a tick.
-    pub(crate) fn wait_for_work(&self, state: MutexGuard<'_, MooncakeState>, tick: Duration) {
+    pub(crate) fn wait_for_work(&self, state: Watched<'_, MooncakeState>, tick: Duration) {
         let idle = |state: &mut MooncakeState| !state.closed && !state.lost && !state.has_work();
-        drop(self.bell.wait_timeout_while(state, tick, idle));
+        drop(self.bell.wait_timeout_while(state.to_wait(), tick, idle));
     }
 
     pub(crate) fn end(&self, copy: CopyId, result: Result<Vec<u64>>) {

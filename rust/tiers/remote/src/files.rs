@@ -8,10 +8,11 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
+use hybrid_pages::guarded::Watched;
 use hybrid_pages::ids::SlotId;
 use hybrid_pages::tier::CopyId;
 use hybrid_pages::transfer::{TILE_BYTES, combine};
@@ -50,7 +51,7 @@ pub(crate) struct FilePart {
 struct Stopped(Arc<Mutex<bool>>);
 
 impl Stopped {
-    fn check(&self) -> io::Result<MutexGuard<'_, bool>> {
+    fn check(&self) -> io::Result<Watched<'_, bool>> {
         let stopped = lock(&self.0);
         if *stopped {
             return Err(io::Error::other("expected a copy, found that it had ended"));

@@ -38,4 +38,4 @@ pub use place::RemotePlace;
 pub use remote::Remote;
 pub use stats::{RemoteFailure, RemoteStats};
 
-use hybrid_pages::guarded::lock;
+use hybrid_pages::guarded::lock_watched as lock;
