@@ -464,9 +464,13 @@ impl Book {
     }
 
     /// Forgets everything, and undoes writes under way. The bytes of the store will be removed with the directory
-    /// `aside`. Returns what was known, to be dropped without the lock.
+    /// `aside`. Returns what was known, and what the index had not taken yet, to be dropped without the lock.
     #[must_use]
-    pub(crate) fn clear(&mut self, shapes: &[CellShape], aside: Option<String>) -> BookContents {
+    pub(crate) fn clear(
+        &mut self,
+        shapes: &[CellShape],
+        aside: Option<String>,
+    ) -> (BookContents, Vec<Change>) {
         for (_, job) in self.writing.drain() {
             job.undo();
         }
@@ -478,9 +482,9 @@ impl Book {
         self.epoch += 1;
         self.store = None;
         self.reading.clear();
-        self.changes.clear();
+        let changes = std::mem::take(&mut self.changes);
         self.durable = self.published;
-        self.replace(BookContents::empty(shapes))
+        (self.replace(BookContents::empty(shapes)), changes)
     }
 
     /// The entries of one [part](hybrid_pages_tiers::PARTS), as changes that make a new index.

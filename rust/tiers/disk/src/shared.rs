@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::book::{Book, BookContents, Trash, Victim, minute};
-use crate::format::IndexRecord;
+use crate::format::{Change, IndexRecord};
 use crate::health::DiskHealth;
 use crate::job::{DiskDirection, DiskJob};
 use crate::lock;
@@ -49,7 +49,7 @@ pub(crate) struct DiskShared {
     /// Held while the lane and the store are opened.
     pub(crate) opening: Mutex<()>,
     /// What a reset has left of the book, until the keeper drops it: that takes long if there were many entries.
-    pub(crate) discarded: Mutex<Vec<BookContents>>,
+    pub(crate) discarded: Mutex<Vec<(BookContents, Vec<Change>)>>,
     /// The description of the identity that is still to be written.
     pub(crate) about: Mutex<Option<String>>,
     pub(crate) queue: JobQueue,
