@@ -278,6 +278,33 @@ fn a_pack_that_was_gone_for_a_while_is_found_by_the_next_whole_listing() {
 }
 
 #[test]
+fn a_pack_that_came_without_an_answer_is_not_counted_on_by_its_writer() {
+    let store = Store::new();
+    let setup = Setup::small(&store);
+    let engine = setup.engine();
+    engine.ask("abc");
+    store.set(|faults| (faults.puts, faults.deletes) = (Fault::Unanswered, Fault::Hangs));
+    engine.store("abc");
+    engine.until("failed", |it| it.stats().failed(RemoteFailure::Write) > 0);
+    // It is to be removed, and is in every listing until then.
+    let lists = engine.stats().lists;
+    engine.until("listed", |engine| {
+        engine.ask("x");
+        engine.stats().lists > lists + 3
+    });
+    assert_eq!((store.packs().len(), engine.stats().packs), (1, 0));
+    store.set(|faults| faults.puts = Fault::None);
+    engine.until("written", |engine| {
+        engine.store("abcd");
+        engine.settle();
+        engine.stats().writes > 0
+    });
+    assert_eq!(engine.stats().spared_writes, 0);
+    store.delete(&store.packs()[0].0);
+    assert_eq!(setup.engine().serve("abcd"), 4);
+}
+
+#[test]
 fn a_missing_pack_is_an_answer() {
     let store = Store::new();
     let setup = Setup::small(&store);

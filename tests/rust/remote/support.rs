@@ -169,6 +169,8 @@ pub enum Fault {
     Fails,
     /// 'No such object'.
     Gone,
+    /// It is done, and the answer is an error.
+    Unanswered,
     /// No answer, ever.
     Hangs,
     /// An answer after that time.
@@ -292,8 +294,13 @@ impl ObjectStore for Store {
         payload: PutPayload,
         options: PutOptions,
     ) -> object_store::Result<PutResult> {
-        Self::begin(self.faults().puts).await?;
-        self.inner.put_opts(location, payload, options).await
+        let fault = self.faults().puts;
+        Self::begin(fault).await?;
+        let put = self.inner.put_opts(location, payload, options).await;
+        if fault == Fault::Unanswered {
+            Self::begin(Fault::Fails).await?;
+        }
+        put
     }
 
     async fn put_multipart_opts(

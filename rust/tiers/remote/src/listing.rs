@@ -215,7 +215,9 @@ async fn learn(
     for part in names.chunks(1024) {
         let state = lock(&shared.state);
         for &(name, bytes) in part {
-            if state.catalog.wants(name.id)
+            // This process knows its own packs. One that it doesn't know was not written for sure, and is removed.
+            if name.id.writer != connection.writer
+                && state.catalog.wants(name.id)
                 && unread.insert(name.id, (name, bytes)).is_none()
                 && name.id.made < late
             {
