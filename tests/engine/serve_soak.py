@@ -35,7 +35,7 @@ COUNT = 4
 SETTLE_SECONDS = 60.0
 # What may come on top while nothing leaks: files of the tiers that are open, threads that come and
 # go, freed memory that the system has not got back.
-FILES, THREADS, MIB = 12, 4, 96
+FILES, THREADS, MIB = 12, 4, 64
 # Seconds of a life from which on growth counts: before, threads start and files are opened.
 LONG = 120
 
