@@ -1,11 +1,11 @@
 //! What each operation of a tier below the host costs for a block, as prompts and stores grow.
 //!
 //! `cargo bench -p hybrid-pages-remote --bench tier_sizes -- disk`, or `directory`; `benches/tier_sizes.py` starts the
-//! servers of `s3` and `mooncake`. A row is an operation, a column a prompt of so many blocks beside so many entries. An
-//! entry has 64 bytes. Most rows are calls of vLLM's scheduler: microseconds of processor time a block, and the longest
-//! call. Rows *by the clock* are work of the tier's threads: microseconds a block, and how long they hold a lock at most
-//! that such calls take. The locks themselves measure that (`guarded::WATCHER`). Of three rounds the least counts.
-//! `--quick` leaves out stores above 2^14 entries.
+//! servers of `s3` and `mooncake`. A row is an operation, a column a prompt of so many blocks beside so many entries.
+//! An entry has 64 bytes. Most rows are calls of vLLM's scheduler: microseconds of processor time a block, and the
+//! longest call. Rows *by the clock* are work of the tier's threads: microseconds a block, and how long they hold at
+//! most a lock that such calls take: the locks themselves measure (`guarded::WATCHER`). Of three rounds the least
+//! counts. `--quick` leaves out stores above 2^14 entries.
 
 #[path = "tier_places.rs"]
 mod tier_places;

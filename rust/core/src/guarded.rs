@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use crate::error::{Error, Result};
 
-/// Is called with the type of what a lock guards, under the lock, when it was taken (`true`) and before it is given back.
+/// Is called under a lock, with the type of what it guards, when it was taken (`true`) and before it is given back.
 /// What measures how long locks are held sets it: those of a [`Guarded`] and of [`lock_watched`].
 pub static WATCHER: OnceLock<fn(&'static str, bool)> = OnceLock::new();
 

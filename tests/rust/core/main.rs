@@ -29,6 +29,7 @@ mod tiers_model;
 mod tiers_shared;
 mod tiers_support;
 mod tiers_tips;
+mod tiers_unread;
 mod transfer;
 mod transfer_ends;
 mod transfer_layouts;
