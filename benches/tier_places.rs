@@ -5,11 +5,12 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hybrid_pages::geometry::{Dtype, Geometry, Group, Layer, Segment};
+use hybrid_pages::guarded::lock;
 use hybrid_pages::ids::{ClassKind, SlotId};
 use hybrid_pages::policy::{self, Policy};
 use hybrid_pages::tier::Below;
@@ -58,6 +59,9 @@ impl DoorFile for Slab {
         if !self.1.0.load(Ordering::Relaxed) {
             return self.0.write_at(bytes, offset);
         }
+        // Threads at once: none makes it shorter than another needs it.
+        static GROWS: Mutex<()> = Mutex::new(());
+        let _alone = lock(&GROWS);
         if self.0.length()? < end {
             self.0.set_length(end)?;
         }
