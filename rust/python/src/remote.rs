@@ -111,8 +111,8 @@ impl PyRemote {
     }
 }
 
-/// The place of a URL. Clients read the environment, which other threads of Python may change only while this one does not
-/// hold the interpreter. A directory may hang, and no environment is read for it.
+/// The place of a URL. Clients read the environment, which other threads of Python may change only while this one does
+/// not hold the interpreter. A directory may hang, and no environment is read for it.
 fn place_of(py: Python<'_>, url: &str) -> PyResult<RemotePlace> {
     let is_directory = url.trim_start().to_ascii_lowercase().starts_with("file:");
     let place = if is_directory {

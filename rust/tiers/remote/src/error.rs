@@ -140,7 +140,8 @@ fn without_secrets(error: &object_store::Error) -> String {
         }
     }
     text = without_users(&text);
-    for value in lock(&KNOWN).iter() {
+    // A value goes before one that it begins with.
+    for value in lock(&KNOWN).iter().rev() {
         text = text.replace(value, "(not told)");
     }
     text
