@@ -219,10 +219,11 @@ impl HelperLink {
             else {
                 return;
             };
-            let message = self::message(&shared, &self.identity, id, &work);
-            let given = Instant::now();
+            let (told, given) = (work.clone(), Instant::now());
             state.running.insert(id, HelperBatch { work, given });
             drop(state);
+            // Written without the lock: the keys of a full batch take a millisecond.
+            let message = self::message(&shared, &self.identity, id, &told);
             if let Err(error) = running.helper.tell(&message) {
                 shared.failed(
                     MooncakeFailure::Helper,

@@ -48,7 +48,7 @@ pub(crate) struct Question {
 }
 
 /// A read.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Get {
     /// `None` once the end of the copy was reported, so that the bytes are not wanted any more.
     pub(crate) copy: Option<CopyId>,
@@ -61,7 +61,7 @@ pub(crate) struct Get {
 }
 
 /// A write.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Put {
     /// `None` for a mark.
     pub(crate) copy: Option<CopyId>,
@@ -75,7 +75,7 @@ pub(crate) struct Put {
 }
 
 /// The content of a batch for the helper.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) enum HelperWork {
     Ask(Vec<Question>),
     Get(Vec<Get>),
