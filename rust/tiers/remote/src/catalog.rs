@@ -20,7 +20,7 @@ pub(crate) struct PackSpot {
 /// Most packs that are handled while the lock is held once.
 const PART: usize = 1024;
 /// Most entries that are handled while the lock is held once, since the cache may wait for it.
-pub(crate) const PORTION: usize = 256;
+pub(crate) const PORTION: usize = 64;
 
 /// Entries by name, and the packs that they are in. The time of a call depends only on the packs that it is about.
 #[derive(Debug)]
