@@ -6,23 +6,24 @@
 
 use std::any::{Any, type_name};
 use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use crate::error::{Error, Result};
 
 /// Is called under a lock, with the type of what it guards, when it was taken (`true`) and before it is given back.
-/// What measures how long locks are held sets it: those of a [`Guarded`] and of [`lock_watched`].
+/// What measures how long locks are held sets it: those of a [`Guarded`], and the tiers'.
 pub static WATCHER: OnceLock<fn(&'static str, bool)> = OnceLock::new();
 
 /// Tells the watcher, if there is one, that a lock was taken, and when dropped, that it is about to be given back.
 #[derive(Debug)]
-struct Watch<T: ?Sized>(PhantomData<fn(&T)>);
+pub struct Watch<T: ?Sized>(PhantomData<fn(&T)>);
 
 impl<T: ?Sized> Watch<T> {
+    /// For a lock that was just taken.
     #[inline]
-    fn new() -> Self {
+    #[expect(clippy::new_without_default, reason = "it tells the watcher")]
+    pub fn new() -> Self {
         Self::tell(true);
         Self(PhantomData)
     }
@@ -40,46 +41,6 @@ impl<T: ?Sized> Drop for Watch<T> {
     fn drop(&mut self) {
         Self::tell(false);
     }
-}
-
-/// A lock that is held, and watched.
-#[derive(Debug)]
-pub struct Watched<'a, T: ?Sized> {
-    // Dropped first.
-    watch: Watch<T>,
-    guard: MutexGuard<'a, T>,
-}
-
-impl<'a, T: ?Sized> Watched<'a, T> {
-    /// The lock for a condition that is waited for, while others may have it. It is watched no longer.
-    pub fn to_wait(self) -> MutexGuard<'a, T> {
-        drop(self.watch);
-        self.guard
-    }
-}
-
-impl<T: ?Sized> Deref for Watched<'_, T> {
-    type Target = T;
-
-    #[inline]
-    fn deref(&self) -> &T {
-        &self.guard
-    }
-}
-
-impl<T: ?Sized> DerefMut for Watched<'_, T> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut T {
-        &mut self.guard
-    }
-}
-
-/// Takes a lock as [`lock`] does, for which vLLM's scheduler may wait: a bench watches how long it is held.
-#[inline]
-pub fn lock_watched<T: ?Sized>(mutex: &Mutex<T>) -> Watched<'_, T> {
-    let guard = lock(mutex);
-    let watch = Watch::new();
-    Watched { watch, guard }
 }
 
 /// Takes a lock, also after a panic under it.

@@ -9,7 +9,7 @@ extern crate hybrid_pages_races_std as std;
 pub use hybrid_pages_geometry::{error, geometry, ids};
 
 pub mod guarded;
-mod rows;
+pub mod rows;
 mod shards;
 mod slab;
 

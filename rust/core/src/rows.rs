@@ -7,7 +7,7 @@ const PIECE: usize = 1 << 12;
 
 /// Rows of so many values each.
 #[derive(Debug)]
-pub(crate) struct Rows<T> {
+pub struct Rows<T> {
     pieces: Vec<Vec<T>>,
     width: usize,
     len: usize,
@@ -20,7 +20,9 @@ impl<T> Default for Rows<T> {
 }
 
 impl<T> Rows<T> {
-    pub(crate) const fn new(width: usize) -> Self {
+    /// No rows yet, of so many values each.
+    #[must_use]
+    pub const fn new(width: usize) -> Self {
         Self {
             pieces: Vec::new(),
             width,
@@ -28,8 +30,16 @@ impl<T> Rows<T> {
         }
     }
 
-    pub(crate) const fn len(&self) -> usize {
+    /// Number of rows.
+    #[must_use]
+    pub const fn len(&self) -> usize {
         self.len
+    }
+
+    /// Whether there are no rows.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
     }
 
     /// The piece that the next row is in.
@@ -45,20 +55,20 @@ impl<T> Rows<T> {
 
     /// Adds a row of one value.
     #[inline]
-    pub(crate) fn push(&mut self, value: T) {
+    pub fn push(&mut self, value: T) {
         self.last().push(value);
         self.len += 1;
     }
 
     /// Takes the last row of one value.
     #[inline]
-    pub(crate) fn pop(&mut self) -> Option<T> {
+    pub fn pop(&mut self) -> Option<T> {
         self.len = self.len.checked_sub(1)?;
         self.pieces[self.len / PIECE].pop()
     }
 
     /// Adds rows of this value until there are so many.
-    pub(crate) fn grow(&mut self, len: usize, value: &T)
+    pub fn grow(&mut self, len: usize, value: &T)
     where
         T: Clone,
     {
@@ -71,7 +81,7 @@ impl<T> Rows<T> {
     }
 
     /// Drops the rows from this one on; their memory is kept.
-    pub(crate) fn truncate(&mut self, len: usize) {
+    pub fn truncate(&mut self, len: usize) {
         while self.len > len {
             let at = (self.len - 1) / PIECE;
             let left = len.max(at * PIECE);
@@ -80,35 +90,55 @@ impl<T> Rows<T> {
         }
     }
 
+    /// A row.
+    ///
+    /// # Panics
+    /// If there are not so many rows, as [`row_mut`](Self::row_mut) does.
     #[inline]
-    pub(crate) fn row(&self, at: usize) -> &[T] {
+    #[must_use]
+    pub fn row(&self, at: usize) -> &[T] {
         &self.pieces[at / PIECE][at % PIECE * self.width..][..self.width]
     }
 
+    /// A row, to be changed.
     #[inline]
-    pub(crate) fn row_mut(&mut self, at: usize) -> &mut [T] {
+    pub fn row_mut(&mut self, at: usize) -> &mut [T] {
         &mut self.pieces[at / PIECE][at % PIECE * self.width..][..self.width]
     }
 
     /// The value of a row of one, if there are so many.
     #[inline]
-    pub(crate) fn get(&self, at: usize) -> Option<&T> {
+    #[must_use]
+    pub fn get(&self, at: usize) -> Option<&T> {
         self.pieces.get(at / PIECE)?.get(at % PIECE)
     }
 
+    /// The value of a row of one, to be changed.
     #[inline]
-    pub(crate) fn get_mut(&mut self, at: usize) -> Option<&mut T> {
+    pub fn get_mut(&mut self, at: usize) -> Option<&mut T> {
         self.pieces.get_mut(at / PIECE)?.get_mut(at % PIECE)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+    /// All values, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.pieces.iter().flatten()
     }
 
     /// Bytes of memory held.
-    pub(crate) fn bytes(&self) -> usize {
+    #[must_use]
+    pub fn bytes(&self) -> usize {
         let values: usize = self.pieces.iter().map(Vec::capacity).sum();
         values * size_of::<T>() + self.pieces.capacity() * size_of::<Vec<T>>()
+    }
+}
+
+/// All values, in order.
+impl<T> IntoIterator for Rows<T> {
+    type Item = T;
+    type IntoIter = std::iter::Flatten<std::vec::IntoIter<Vec<T>>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.pieces.into_iter().flatten()
     }
 }
 

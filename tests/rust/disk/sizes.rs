@@ -80,7 +80,7 @@ fn most_under_the_lock(entries: usize) -> Work {
     all.push(cost);
     for number in 0..2 * entries {
         let name = name(number);
-        book.changes.clear();
+        drop(std::mem::take(&mut book.changes));
         let ((), cost) = work(|| {
             book.know(&name);
             if number >= entries {
@@ -96,7 +96,7 @@ fn most_under_the_lock(entries: usize) -> Work {
         all.push(cost);
     }
     for number in 0..entries {
-        book.changes.clear();
+        drop(std::mem::take(&mut book.changes));
         all.push(work(|| book.remove(&name(number))).1);
     }
     let (known, cost) = work(|| book.clear(&shapes, None));
@@ -108,6 +108,15 @@ fn most_under_the_lock(entries: usize) -> Work {
         calls: most(|it| it.calls),
         largest: 0,
     }
+}
+
+#[test]
+fn no_hold_of_the_books_lock_moves_the_changes_that_wait_for_the_index() {
+    let shapes = shapes(&geometry(), BYTES, 0).unwrap();
+    let mut book = Book::new(1 << 40, &shapes, Arc::new(SystemDoor));
+    let publish = |number| work(|| book.publish(name(number), place(number))).1;
+    let most = (0..1 << 15).map(publish).map(|it| it.bytes).max().unwrap();
+    assert!(most < 1 << 19, "{most} bytes");
 }
 
 #[test]

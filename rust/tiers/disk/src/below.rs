@@ -8,7 +8,6 @@ use crate::book::BookFinding;
 use crate::connect::{clear, close};
 use crate::handle::DiskHandle;
 use crate::job::{DiskDirection, DiskJob, Subject};
-use crate::lock;
 use crate::options::DiskOptions;
 use crate::path::trouble::Trouble;
 use crate::shape::{capacity, shapes};
@@ -21,7 +20,7 @@ use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::{EntryKey, SlotId};
 use hybrid_pages::policy::{NewEntry, Policy};
 use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room};
-use hybrid_pages_tiers::{Seal, Seals};
+use hybrid_pages_tiers::{Seal, Seals, lock};
 
 /// Most slots of a disk: half of the numbers that slots of all tiers share.
 const MOST_SLOTS: u64 = 1 << 29;

@@ -11,6 +11,7 @@ use crate::job::{DiskDirection, DiskJob};
 use crate::path::folder::Other;
 use crate::shape::CellShape;
 use crate::store::DiskStore;
+use hybrid_pages::rows::Rows;
 use hybrid_pages::tier::CopyId;
 use hybrid_pages_tiers::{ByName, Name, TailNames};
 
@@ -175,7 +176,7 @@ pub(crate) struct Book {
     /// Copies that have not ended.
     pub(crate) running: RunningJobs,
     /// Changes that are not in the index yet.
-    pub(crate) changes: Vec<Change>,
+    pub(crate) changes: Rows<Change>,
     /// Entries written since the start.
     pub(crate) published: u64,
     /// How many of the published entries outlive the process.
@@ -209,7 +210,7 @@ impl Book {
             reading: HashMap::new(),
             writing: HashMap::new(),
             running: RunningJobs::default(),
-            changes: Vec::new(),
+            changes: Rows::default(),
             published: 0,
             durable: 0,
             others: VecDeque::new(),
@@ -470,7 +471,7 @@ impl Book {
         &mut self,
         shapes: &[CellShape],
         aside: Option<String>,
-    ) -> (BookContents, Vec<Change>) {
+    ) -> (BookContents, Rows<Change>) {
         for (_, job) in self.writing.drain() {
             job.undo();
         }

@@ -14,7 +14,6 @@ use crate::crew::{self, Member};
 use crate::format::IndexRecord;
 use crate::index::{self, DiskIndex, IndexContents};
 use crate::keeper::{Keeper, owner, shrink};
-use crate::lock;
 use crate::path::folder::{Other, directory_of};
 use crate::path::key_mark::require_key;
 use crate::path::trouble::Trouble;
@@ -23,7 +22,7 @@ use crate::stats::DiskFailure;
 use crate::store::{DiskStore, StoreNames};
 use hybrid_pages::error::{Cause, Error, Result};
 use hybrid_pages_arena::Arena;
-use hybrid_pages_tiers::{CONNECTED_TWICE, Identity, Name, Planes};
+use hybrid_pages_tiers::{CONNECTED_TWICE, Identity, Name, Planes, lock};
 
 /// Number of attempts at the start, since refused calls often work a moment later.
 const ATTEMPTS: u32 = 3;
@@ -207,6 +206,7 @@ impl Starting {
 /// `None` if the index can't be written; then the keeper writes it anew from the book.
 fn forget_what_went(shared: &DiskShared, mut index: DiskIndex) -> Option<DiskIndex> {
     let changes = std::mem::take(&mut lock(&shared.book).changes);
+    let changes: Vec<_> = changes.into_iter().collect();
     match index.commit(&changes) {
         Ok(()) => Some(index),
         Err(why) => {
@@ -351,7 +351,7 @@ fn take_over(
     let room = contents.room();
     let before = {
         let mut book = lock(&shared.book);
-        book.changes.extend(gone);
+        gone.into_iter().for_each(|it| book.changes.push(it));
         book.replace(contents)
     };
     drop(before);

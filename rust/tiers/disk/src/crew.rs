@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 use std::thread::Builder;
 
 use crate::job::DiskJob;
-use crate::lock;
 use crate::options::MAX_THREADS;
 use crate::queue::DiskWork;
 use crate::shape::BUFFER_BYTES;
@@ -13,6 +12,7 @@ use crate::shared::DiskShared;
 use crate::stats::DiskFailure;
 use crate::store::buffer;
 use hybrid_pages::error::{Cause, Error, Result};
+use hybrid_pages_tiers::lock;
 
 /// Starts the threads of a crew.
 ///

@@ -4,13 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::connect::{close, connect, index_bytes, prepare};
-use crate::lock;
 use crate::shared::DiskShared;
 use crate::stats::DiskStats;
 use crate::trial::try_again;
 use hybrid_pages::error::{Error, Result};
 use hybrid_pages_arena::Arena;
-use hybrid_pages_tiers::{Identity, wait_until};
+use hybrid_pages_tiers::{Identity, lock, wait_until};
 
 const NAP: Duration = Duration::from_millis(2);
 /// An index with more bytes takes a moment to read: some 50,000 entries have as many.

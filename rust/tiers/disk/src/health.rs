@@ -2,12 +2,10 @@
 //! pauses.
 
 use std::io;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::door::DoorFile;
-use crate::lock;
-use hybrid_pages_tiers::pause_after;
+use hybrid_pages_tiers::{FairMutex, lock, pause_after};
 
 /// Whether a disk answers and takes writes.
 #[derive(Debug)]
@@ -154,11 +152,11 @@ impl DiskHealth {
 #[derive(Debug)]
 pub(crate) struct Timed<'a> {
     pub(crate) slab: &'a dyn DoorFile,
-    pub(crate) health: &'a Mutex<DiskHealth>,
+    pub(crate) health: &'a FairMutex<DiskHealth>,
 }
 
 /// A call that is under way until this is dropped.
-struct PendingCall<'a>(&'a Mutex<DiskHealth>, u64);
+struct PendingCall<'a>(&'a FairMutex<DiskHealth>, u64);
 
 impl Drop for PendingCall<'_> {
     fn drop(&mut self) {

@@ -1,12 +1,11 @@
 //! Copies between slots and cells. Any number of threads may copy the pieces of an entry.
 
-use std::sync::{Arc, Mutex, RwLock, TryLockError};
+use std::sync::{Arc, RwLock, TryLockError};
 use std::time::Instant;
 
 use crate::door::{ALIGNMENT, DoorFile};
 use crate::format::{CellHeader, DISK_FORMAT_VERSION, ON_DISK, SEALED_DISK_FORMAT_VERSION};
 use crate::health::{DiskHealth, Timed};
-use crate::lock;
 use crate::shape::{CellPiece, CellShape, ShardPart};
 use crate::stats::DiskFailure;
 use crate::store::DiskStore;
@@ -14,7 +13,7 @@ use hybrid_pages::error::Cause;
 use hybrid_pages::ids::SlotId;
 use hybrid_pages::tier::CopyId;
 use hybrid_pages::transfer::{TILE_BYTES, combine, tile_digest};
-use hybrid_pages_tiers::{Name, OWNER_BYTES, Planes, Seal, SealedPlace};
+use hybrid_pages_tiers::{FairMutex, Name, OWNER_BYTES, Planes, Seal, SealedPlace, lock};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DiskDirection {
@@ -44,7 +43,7 @@ pub(crate) struct DiskJob {
     pub(crate) begun: Instant,
     /// Whether the copy has given up its slots. A thread holds this lock while it touches them.
     left: RwLock<bool>,
-    progress: Mutex<JobProgress>,
+    progress: FairMutex<JobProgress>,
 }
 
 /// The entry that is copied.
@@ -93,7 +92,7 @@ impl DiskJob {
             cell_bytes: shape.cell_bytes,
             begun: Instant::now(),
             left: RwLock::new(false),
-            progress: Mutex::new(JobProgress {
+            progress: FairMutex::new(JobProgress {
                 cell: subject.cell,
                 done: 0,
                 started: None,
@@ -178,7 +177,7 @@ impl DiskJob {
         shape: &CellShape,
         planes: &Planes,
         buffer: &mut [u8],
-        health: &Mutex<DiskHealth>,
+        health: &FairMutex<DiskHealth>,
     ) {
         let cell_bytes = shape.cell_bytes as usize;
         let slab = row[0].slab(health);
@@ -222,7 +221,7 @@ impl DiskJob {
     }
 
     /// The slab file of the copy. Calls to it are reported to `health`.
-    fn slab<'a>(&'a self, health: &'a Mutex<DiskHealth>) -> Timed<'a> {
+    fn slab<'a>(&'a self, health: &'a FairMutex<DiskHealth>) -> Timed<'a> {
         let slab = self.store.slab(self.class);
         Timed { slab, health }
     }
@@ -234,7 +233,7 @@ impl DiskJob {
         shape: &CellShape,
         planes: &Planes,
         buffer: &mut [u8],
-        health: &Mutex<DiskHealth>,
+        health: &FairMutex<DiskHealth>,
     ) {
         let Some(cell) = self.begin() else {
             return;
@@ -257,7 +256,7 @@ impl DiskJob {
         shape: &CellShape,
         planes: &Planes,
         bytes: &mut [u8],
-        health: &Mutex<DiskHealth>,
+        health: &FairMutex<DiskHealth>,
     ) -> Result<(), (DiskFailure, Cause)> {
         let offset = cell * shape.cell_bytes + piece.at as u64;
         let slab = self.slab(health);
@@ -332,7 +331,7 @@ impl DiskJob {
         shape: &CellShape,
         planes: &Planes,
         bytes: &mut [u8],
-        health: &Mutex<DiskHealth>,
+        health: &FairMutex<DiskHealth>,
     ) -> Result<(), (DiskFailure, Cause)> {
         if piece.at == 0 {
             self.header(cell, shape).encode(bytes);

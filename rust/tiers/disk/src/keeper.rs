@@ -10,12 +10,12 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::book::Victim;
 use crate::format::{Change, DISK_FORMAT_VERSION, SEALED_DISK_FORMAT_VERSION};
 use crate::index::{DiskIndex, IndexOwner};
-use crate::lock;
 use crate::path::lane::DiskLane;
 use crate::shared::DiskShared;
 use crate::stats::DiskFailure;
 use crate::store::{DiskStore, StoreNames};
-use hybrid_pages_tiers::{Name, PARTS};
+use hybrid_pages::rows::Rows;
+use hybrid_pages_tiers::{Name, PARTS, lock};
 
 /// Changes that come within this time share a commit.
 const BATCH: Duration = Duration::from_millis(40);
@@ -151,9 +151,10 @@ impl Keeper {
             drop(book);
             return self.close();
         };
-        let mut changes = std::mem::take(&mut book.changes);
+        let changes = std::mem::take(&mut book.changes);
         let mut published = book.published;
         drop(book);
+        let mut changes: Vec<Change> = changes.into_iter().collect();
         if self.index.is_none() {
             if Instant::now() < self.again && !self.stopping {
                 return; // These changes are lost, but a new index gets all entries.
@@ -238,19 +239,20 @@ impl Keeper {
 /// All entries of a store, and how many had been published before the first was copied. The book is locked for a part
 /// of them at a time: what changes meanwhile is among its changes, which the index takes next. `None` after a reset.
 fn snapshot(shared: &DiskShared, epoch: u64) -> Option<(Vec<Change>, u64)> {
-    let mut all = Vec::new();
-    let mut published = None;
+    let (mut all, mut published) = (Vec::new(), None);
+    let mut before = Rows::default();
     for part in 0..PARTS {
         let mut book = lock(&shared.book);
         if book.epoch != epoch {
             return None;
         }
         if published.is_none() {
-            book.changes.clear();
+            before = std::mem::take(&mut book.changes);
             published = Some(book.published);
         }
         all.extend(book.snapshot(part));
     }
+    drop(before); // Without the lock.
     published.map(|published| (all, published))
 }
 

@@ -35,8 +35,6 @@ mod tree;
 mod trial;
 mod uses;
 
-use hybrid_pages::guarded::lock_watched as lock;
-
 pub use below::Disk;
 pub use door::{ALIGNMENT, Door, DoorFile, SystemDoor};
 pub use format::{DISK_FORMAT_VERSION, SEALED_DISK_FORMAT_VERSION};

@@ -1,10 +1,10 @@
 //! The queue of copies that wait for a thread. Reads go before writes, since requests wait for them.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 
 use crate::job::{DiskDirection, DiskJob};
-use crate::lock;
+use hybrid_pages_tiers::{Condvar, FairMutex, lock};
 
 /// Work for a thread.
 pub(crate) enum DiskWork {
@@ -37,7 +37,7 @@ struct Waiting {
 /// Copies that wait for threads.
 #[derive(Debug, Default)]
 pub(crate) struct JobQueue {
-    waiting: Mutex<Waiting>,
+    waiting: FairMutex<Waiting>,
     changed: Condvar,
 }
 
@@ -65,19 +65,15 @@ impl JobQueue {
 
     /// Waits for work. `None` means that the thread shall end.
     pub(crate) fn next(&self, crew: u64) -> Option<DiskWork> {
-        let mut waiting = lock(&self.waiting).to_wait();
-        loop {
+        let (mut waiting, mut found) = (lock(&self.waiting), None);
+        waiting.wait_while(&self.changed, None, |waiting| {
             if waiting.stopped || waiting.crew != crew {
-                return None;
+                return false;
             }
-            if let Some(work) = waiting.take() {
-                return Some(work);
-            }
-            waiting = self
-                .changed
-                .wait(waiting)
-                .unwrap_or_else(std::sync::PoisonError::into_inner);
-        }
+            found = waiting.take();
+            found.is_none()
+        });
+        found
     }
 
     /// Makes threads of older crews end; they take nothing more from the queue. Returns the new crew's number.

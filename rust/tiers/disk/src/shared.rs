@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -10,7 +10,6 @@ use crate::book::{Book, BookContents, Trash, Victim, minute};
 use crate::format::{Change, IndexRecord};
 use crate::health::DiskHealth;
 use crate::job::{DiskDirection, DiskJob};
-use crate::lock;
 use crate::options::DiskOptions;
 use crate::path::lane::{self, DiskLane};
 use crate::path::trouble::Trouble;
@@ -20,8 +19,11 @@ use crate::stats::{DiskFailure, DiskStats};
 use crate::uses::{Learner, Uses};
 use hybrid_pages::error::{Cause, Error, Result};
 use hybrid_pages::guarded;
+use hybrid_pages::rows::Rows;
 use hybrid_pages::transfer::Process;
-use hybrid_pages_tiers::{CopyEnds, Identity, Ledger, PanicFlag, Planes, Seals, panicked};
+use hybrid_pages_tiers::{
+    Condvar, CopyEnds, FairMutex, Identity, Ledger, PanicFlag, Planes, Seals, lock, panicked,
+};
 
 /// How long a thread that needs room waits for others that make some.
 const GIVING: Duration = Duration::from_millis(2);
@@ -47,22 +49,22 @@ pub(crate) struct DiskShared {
     /// The identity, once the disk is to be connected.
     pub(crate) identity: OnceLock<Identity>,
     /// Held while the lane and the store are opened.
-    pub(crate) opening: Mutex<()>,
+    pub(crate) opening: FairMutex<()>,
     /// What a reset has left of the book, until the keeper drops it: that takes long if there were many entries.
-    pub(crate) discarded: Mutex<Vec<(BookContents, Vec<Change>)>>,
+    pub(crate) discarded: FairMutex<Vec<(BookContents, Rows<Change>)>>,
     /// The description of the identity that is still to be written.
-    pub(crate) about: Mutex<Option<String>>,
+    pub(crate) about: FairMutex<Option<String>>,
     pub(crate) queue: JobQueue,
-    pub(crate) book: Mutex<Book>,
-    pub(crate) health: Mutex<DiskHealth>,
+    pub(crate) book: FairMutex<Book>,
+    pub(crate) health: FairMutex<DiskHealth>,
     pub(crate) ended: CopyEnds,
     panic: PanicFlag,
     /// Number of threads that read and write, including those that hang.
     pub(crate) threads: AtomicUsize,
     pub(crate) bell: Bell,
-    pub(crate) uses: Arc<Mutex<Uses>>,
+    pub(crate) uses: Arc<FairMutex<Uses>>,
     pub(crate) learner: Learner,
-    pub(crate) keeper: Mutex<Option<JoinHandle<()>>>,
+    pub(crate) keeper: FairMutex<Option<JoinHandle<()>>>,
     process: Process,
     pub(crate) ledger: Ledger<DiskStats>,
 }
@@ -70,7 +72,7 @@ pub(crate) struct DiskShared {
 /// A bell that wakes the keeper.
 #[derive(Debug, Default)]
 pub(crate) struct Bell {
-    state: Mutex<Ringing>,
+    state: FairMutex<Ringing>,
     rings: Condvar,
 }
 
@@ -93,13 +95,9 @@ impl Bell {
 
     /// Waits for a ring, the stop or the limit.
     pub(crate) fn wait(&self, limit: Duration) -> Ringing {
-        let state = lock(&self.state).to_wait();
+        let mut state = lock(&self.state);
         let idle = |state: &mut Ringing| !state.rung && !state.stop;
-        let waited = self.rings.wait_timeout_while(state, limit, idle);
-        let mut state = match waited {
-            Ok((state, _)) => state,
-            Err(poison) => poison.into_inner().0,
-        };
+        state.wait_while(&self.rings, Some(limit), idle);
         let found = *state;
         state.rung = false;
         found
@@ -107,11 +105,7 @@ impl Bell {
 
     /// Waits for the stop or the limit.
     pub(crate) fn pause(&self, limit: Duration) {
-        let state = lock(&self.state).to_wait();
-        drop(
-            self.rings
-                .wait_timeout_while(state, limit, |state| !state.stop),
-        );
+        lock(&self.state).wait_while(&self.rings, Some(limit), |state| !state.stop);
     }
 }
 
@@ -129,21 +123,21 @@ impl DiskShared {
             place: place.clone(),
             seals,
             slot_bytes,
-            uses: Arc::new(Mutex::new(Uses::new(Arc::clone(&door)))),
-            keeper: Mutex::default(),
+            uses: Arc::new(FairMutex::new(Uses::new(Arc::clone(&door)))),
+            keeper: FairMutex::default(),
             learner,
             process: Process::current(),
-            book: Mutex::new(Book::new(options.quota_bytes, &shapes, door)),
-            health: Mutex::new(DiskHealth::new(options.retry)),
+            book: FairMutex::new(Book::new(options.quota_bytes, &shapes, door)),
+            health: FairMutex::new(DiskHealth::new(options.retry)),
             shapes,
             ranks,
             lane: OnceLock::new(),
             options,
             planes: OnceLock::new(),
             identity: OnceLock::new(),
-            opening: Mutex::default(),
-            discarded: Mutex::default(),
-            about: Mutex::default(),
+            opening: FairMutex::default(),
+            discarded: FairMutex::default(),
+            about: FairMutex::default(),
             queue: JobQueue::default(),
             ended: CopyEnds::default(),
             panic: PanicFlag::default(),
@@ -173,7 +167,6 @@ impl DiskShared {
         let locks = [
             self.book.is_poisoned(),
             self.health.is_poisoned(),
-            self.ended.is_poisoned(),
             self.queue.is_poisoned(),
         ];
         let broken = self.panic.is_set() || locks.contains(&true);
@@ -465,6 +458,7 @@ impl DiskShared {
     /// Notes the latest uses of entries in the book.
     pub(crate) fn note_uses(&self) {
         let used = lock(&self.uses).take();
+        let used: Vec<_> = used.into_iter().collect();
         if used.is_empty() {
             return;
         }

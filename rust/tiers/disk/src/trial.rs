@@ -5,11 +5,11 @@ use std::sync::Arc;
 use crate::connect::open;
 use crate::crew;
 use crate::door::ALIGNMENT;
-use crate::lock;
 use crate::path::trouble::Trouble;
 use crate::shared::DiskShared;
 use crate::stats::DiskFailure;
 use crate::store::buffer;
+use hybrid_pages_tiers::lock;
 
 /// Tries the device on a new thread, since the trial may hang, too.
 pub(crate) fn try_again(shared: &Arc<DiskShared>) {

@@ -6,17 +6,17 @@
 //! [`write`](hybrid_pages::tier::Below::write), so these calls tell which name belongs to an id.
 
 use std::fmt::{self, Debug};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use crate::book::minute;
 use crate::door::Door;
-use crate::lock;
 use hybrid_pages::ids::{EntryId, TenantId};
 use hybrid_pages::policy::{Hints, NewEntry, NewRequest, Policy};
-use hybrid_pages_tiers::Name;
+use hybrid_pages::rows::Rows;
+use hybrid_pages_tiers::{FairGuard, FairMutex, Name, lock};
 
 /// An entry that is in the room.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Used {
     name: Name,
     /// The page before this entry, which is used whenever the entry is.
@@ -30,23 +30,23 @@ struct Used {
 pub(crate) struct Uses {
     /// The clock.
     door: Arc<dyn Door>,
-    /// By the number of the entry, so that no call moves all of them.
-    names: Vec<Option<Used>>,
+    /// By the number of the entry.
+    names: Rows<Option<Used>>,
     /// The entry that was found last, and the milliseconds since its last use if an earlier process left it.
     found: Option<(Name, Option<u64>)>,
     entered: Option<(EntryId, Option<EntryId>)>,
     /// Entries used since the last [`take`](Self::take). An entry is noted once a minute at most.
-    used: Vec<Name>,
+    used: Rows<Name>,
 }
 
 impl Uses {
     pub(crate) fn new(door: Arc<dyn Door>) -> Self {
         Self {
             door,
-            names: Vec::new(),
+            names: Rows::default(),
             found: None,
             entered: None,
-            used: Vec::new(),
+            used: Rows::default(),
         }
     }
 
@@ -64,7 +64,7 @@ impl Uses {
     }
 
     /// Takes the names of the entries that were used since the last call.
-    pub(crate) fn take(&mut self) -> Vec<Name> {
+    pub(crate) fn take(&mut self) -> Rows<Name> {
         std::mem::take(&mut self.used)
     }
 
@@ -83,9 +83,7 @@ impl Uses {
     fn name(&mut self, id: EntryId, page: Option<EntryId>, name: Name) {
         let minute = minute(&*self.door);
         let at = id.0 as usize;
-        if at >= self.names.len() {
-            self.names.resize_with(at + 1, || None);
-        }
+        self.names.grow(at + 1, &None);
         self.names[at] = Some(Used { name, page, minute });
     }
 
@@ -110,17 +108,17 @@ impl Uses {
     }
 
     fn bytes(&self) -> usize {
-        self.names.capacity() * size_of::<Option<Used>>() + self.used.capacity() * size_of::<Name>()
+        self.names.bytes() + self.used.bytes()
     }
 }
 
 /// The tier's policy, for the threads that save and restore its knowledge.
 #[derive(Clone)]
-pub(crate) struct Learner(Arc<Mutex<Box<dyn Policy>>>);
+pub(crate) struct Learner(Arc<FairMutex<Box<dyn Policy>>>);
 
 impl Learner {
     pub(crate) fn new(policy: Box<dyn Policy>) -> Self {
-        Self(Arc::new(Mutex::new(policy)))
+        Self(Arc::new(FairMutex::new(policy)))
     }
 
     /// The policy's knowledge, encoded in bytes.
@@ -150,11 +148,11 @@ const BEFORE: u64 = 1 << 40;
 pub(crate) struct Noting {
     policy: Learner,
     refreshes_path: bool,
-    uses: Arc<Mutex<Uses>>,
+    uses: Arc<FairMutex<Uses>>,
 }
 
 impl Noting {
-    pub(crate) fn new(policy: Learner, uses: Arc<Mutex<Uses>>) -> Self {
+    pub(crate) fn new(policy: Learner, uses: Arc<FairMutex<Uses>>) -> Self {
         let refreshes_path = lock(&policy.0).refreshes_path();
         Self {
             policy,
@@ -163,7 +161,7 @@ impl Noting {
         }
     }
 
-    fn policy(&self) -> hybrid_pages::guarded::Watched<'_, Box<dyn Policy>> {
+    fn policy(&self) -> FairGuard<'_, Box<dyn Policy>> {
         lock(&self.policy.0)
     }
 }

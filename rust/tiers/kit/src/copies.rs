@@ -1,31 +1,35 @@
 //! The ends of a tier's copies.
 
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use hybrid_pages::error::{Error, Result};
-use hybrid_pages::guarded::lock_watched as lock;
 use hybrid_pages::tier::{CopyEnd, CopyId};
 
 /// Ends of copies that the cache has not polled for yet.
-#[derive(Debug, Default)]
-pub struct CopyEnds(Mutex<Vec<CopyEnd>>);
+#[derive(Debug)]
+pub struct CopyEnds {
+    added: Sender<CopyEnd>,
+    ended: Receiver<CopyEnd>,
+}
+
+impl Default for CopyEnds {
+    fn default() -> Self {
+        let (added, ended) = unbounded();
+        Self { added, ended }
+    }
+}
 
 impl CopyEnds {
     /// Adds the end of a copy.
     pub fn add(&self, copy: CopyId, result: Result<Vec<u64>>) {
-        lock(&self.0).push(CopyEnd { copy, result });
+        // The receiver lives as long as the sender.
+        drop(self.added.send(CopyEnd { copy, result }));
     }
 
-    /// Moves all ends to `ended`.
+    /// Moves the ends that are there now to `ended`, without a wait for those that add more.
     pub fn take(&self, ended: &mut Vec<CopyEnd>) {
-        ended.append(&mut lock(&self.0));
-    }
-
-    /// Whether a thread panicked while it held the lock.
-    #[must_use]
-    pub fn is_poisoned(&self) -> bool {
-        self.0.is_poisoned()
+        ended.extend(self.ended.try_iter().take(self.ended.len()));
     }
 }
 

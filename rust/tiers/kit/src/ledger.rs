@@ -1,11 +1,9 @@
 //! The counts of a tier and its notes for an operator, each behind a lock of its own.
 
 use std::collections::HashSet;
-use std::sync::Mutex;
-
-use hybrid_pages::guarded::lock_watched as lock;
 
 use crate::counts::{Counts, Failure};
+use crate::lock::{FairMutex, lock};
 
 /// The counts of a tier, and notes for an operator. The first failure of each kind is noted; further ones are only
 /// counted.
@@ -13,8 +11,8 @@ use crate::counts::{Counts, Failure};
 pub struct Ledger<C: Counts> {
     /// The text that each note begins with.
     prefix: String,
-    counts: Mutex<C>,
-    notes: Mutex<Notes>,
+    counts: FairMutex<C>,
+    notes: FairMutex<Notes>,
 }
 
 #[derive(Debug, Default)]
@@ -30,8 +28,8 @@ impl<C: Counts> Ledger<C> {
     pub fn new(prefix: String) -> Self {
         Self {
             prefix,
-            counts: Mutex::default(),
-            notes: Mutex::default(),
+            counts: FairMutex::default(),
+            notes: FairMutex::default(),
         }
     }
 

@@ -6,11 +6,10 @@
 //! tile, length and checksum, so bytes that were moved, replaced or sealed with another key are not opened.
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use hashbrown::HashMap;
 use hybrid_pages::error::Cause;
-use hybrid_pages::guarded::lock_watched as lock;
 use hybrid_pages::ids::EntryKey;
 use hybrid_pages::transfer::TILE_BYTES;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
@@ -18,6 +17,7 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 
 use crate::key_tree::{KEY_BYTES, Key};
 use crate::keys::{EncryptKeys, TenantKey, derive};
+use crate::lock::{FairMutex, lock};
 use crate::name::{Identity, Name, name_of, tail_group};
 
 /// Version of seals, and of encrypted entries in remote stores.
@@ -41,9 +41,9 @@ pub struct Seals(Option<Sealed>);
 #[derive(Debug)]
 struct Sealed {
     keys: EncryptKeys,
-    known: Mutex<HashMap<Arc<[u8]>, Arc<SealedNamespace>>>,
+    known: FairMutex<HashMap<Arc<[u8]>, Arc<SealedNamespace>>>,
     /// Keys of tenants that were found by what entries tell of their owner.
-    owners: Mutex<HashMap<Key, Arc<TenantKey>>>,
+    owners: FairMutex<HashMap<Key, Arc<TenantKey>>>,
 }
 
 #[derive(Debug)]
@@ -59,8 +59,8 @@ impl Seals {
     pub fn new(keys: Option<EncryptKeys>) -> Self {
         Self(keys.map(|keys| Sealed {
             keys,
-            known: Mutex::default(),
-            owners: Mutex::default(),
+            known: FairMutex::default(),
+            owners: FairMutex::default(),
         }))
     }
 

@@ -4,9 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hybrid_pages::error::{Cause, Error, Result};
-use hybrid_pages::guarded::lock_watched as lock;
 use hybrid_pages_arena::Arena;
-use hybrid_pages_tiers::{CONNECTED_TWICE, Identity, Planes, wait_until};
+use hybrid_pages_tiers::{CONNECTED_TWICE, Identity, Planes, lock, wait_until};
 
 use crate::link::HelperLink;
 use crate::shared::MooncakeShared;

@@ -1,14 +1,15 @@
 //! The state that a tier shares with its threads and handles.
 
-use std::sync::{Condvar, Mutex, OnceLock};
+use std::sync::OnceLock;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use hybrid_pages::error::{Cause, Error, Result};
-use hybrid_pages::guarded::{Watched, lock_watched as lock};
 use hybrid_pages::tier::CopyId;
 use hybrid_pages::transfer::Process;
-use hybrid_pages_tiers::{CopyEnds, EntrySize, Ledger, PanicFlag, Planes, panicked};
+use hybrid_pages_tiers::{
+    Condvar, CopyEnds, EntrySize, FairGuard, FairMutex, Ledger, PanicFlag, Planes, lock, panicked,
+};
 
 use crate::options::MooncakeOptions;
 use crate::staging::StagingMemory;
@@ -36,13 +37,13 @@ pub(crate) struct MooncakeShared {
     pub(crate) slot_bytes: usize,
     pub(crate) planes: OnceLock<Planes>,
     pub(crate) staging: StagingMemory,
-    state: Mutex<MooncakeState>,
+    state: FairMutex<MooncakeState>,
     /// Wakes the link when there is work.
     pub(crate) bell: Condvar,
     pub(crate) ended: CopyEnds,
     panic: PanicFlag,
     /// The link's thread.
-    pub(crate) link: Mutex<Option<JoinHandle<()>>>,
+    pub(crate) link: FairMutex<Option<JoinHandle<()>>>,
     process: Process,
     pub(crate) ledger: Ledger<MooncakeStats>,
 }
@@ -74,7 +75,7 @@ impl MooncakeShared {
             Error::remote(Cause::new(what, error))
         })?;
         Ok(Self {
-            state: Mutex::new(MooncakeState::new(options.retry, staging.cells())),
+            state: FairMutex::new(MooncakeState::new(options.retry, staging.cells())),
             options,
             classes,
             block_tokens,
@@ -85,7 +86,7 @@ impl MooncakeShared {
             bell: Condvar::new(),
             ended: CopyEnds::default(),
             panic: PanicFlag::default(),
-            link: Mutex::default(),
+            link: FairMutex::default(),
             process: Process::current(),
             ledger: Ledger::new(String::new()),
         })
@@ -106,7 +107,7 @@ impl MooncakeShared {
     }
 
     /// Locks the state. After a panic the tier is closed: nothing is found or taken any more.
-    pub(crate) fn state(&self) -> Watched<'_, MooncakeState> {
+    pub(crate) fn state(&self) -> FairGuard<'_, MooncakeState> {
         let mut state = lock(&self.state);
         if self.is_broken() {
             state.closed = true;
@@ -120,8 +121,7 @@ impl MooncakeShared {
 
     /// Whether a panic has left the tier's knowledge in doubt.
     pub(crate) fn is_broken(&self) -> bool {
-        let poisoned = self.state.is_poisoned() || self.ended.is_poisoned();
-        poisoned || self.panic.is_set()
+        self.state.is_poisoned() || self.panic.is_set()
     }
 
     /// Notes that a thread of the tier has panicked, which leaves the tier's knowledge in doubt.
@@ -131,9 +131,9 @@ impl MooncakeShared {
     }
 
     /// Waits for work, but no longer than a tick.
-    pub(crate) fn wait_for_work(&self, state: Watched<'_, MooncakeState>, tick: Duration) {
+    pub(crate) fn wait_for_work(&self, mut state: FairGuard<'_, MooncakeState>, tick: Duration) {
         let idle = |state: &mut MooncakeState| !state.closed && !state.lost && !state.has_work();
-        drop(self.bell.wait_timeout_while(state.to_wait(), tick, idle));
+        state.wait_while(&self.bell, Some(tick), idle);
     }
 
     pub(crate) fn end(&self, copy: CopyId, result: Result<Vec<u64>>) {

@@ -15,12 +15,12 @@ use tokio::time::{sleep, timeout_at};
 
 use crate::error::StoreError;
 use crate::files::{self, FilePart};
-use crate::lock;
 use crate::messages::Fetch;
 use crate::pack::PackName;
 use crate::place::of_a_file;
 use crate::shared::{GONE, RemoteConnection, RemoteShared, left_of};
 use crate::stats::RemoteFailure;
+use hybrid_pages_tiers::lock;
 
 /// How long a read waits for others, since the cache begins all reads of a hit in a row.
 const GATHERING: Duration = Duration::from_micros(500);

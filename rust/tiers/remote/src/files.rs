@@ -8,18 +8,16 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
-use hybrid_pages::guarded::Watched;
 use hybrid_pages::ids::SlotId;
 use hybrid_pages::tier::CopyId;
 use hybrid_pages::transfer::{TILE_BYTES, combine};
-use hybrid_pages_tiers::{Seal, sealed_bytes};
+use hybrid_pages_tiers::{FairGuard, FairMutex, Seal, lock, sealed_bytes};
 use tokio::sync::mpsc::{Sender, channel};
 
-use crate::lock;
 use crate::pack::PackId;
 use crate::shared::{RemoteConnection, RemoteShared};
 
@@ -48,10 +46,10 @@ pub(crate) struct FilePart {
 
 /// Whether a copy was stopped. The lock is held while its slots are touched.
 #[derive(Debug, Clone, Default)]
-struct Stopped(Arc<Mutex<bool>>);
+struct Stopped(Arc<FairMutex<bool>>);
 
 impl Stopped {
-    fn check(&self) -> io::Result<Watched<'_, bool>> {
+    fn check(&self) -> io::Result<FairGuard<'_, bool>> {
         let stopped = lock(&self.0);
         if *stopped {
             return Err(io::Error::other("expected a copy, found that it had ended"));

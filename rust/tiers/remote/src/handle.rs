@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hybrid_pages::error::{Cause, Error, Result};
 use hybrid_pages_arena::Arena;
-use hybrid_pages_tiers::{CONNECTED_TWICE, Identity, Planes, wait_until};
+use hybrid_pages_tiers::{CONNECTED_TWICE, Identity, Planes, lock, wait_until};
 use object_store::{ObjectStoreExt as _, PutPayload};
 use tokio::runtime::Builder;
 use tokio::sync::mpsc::unbounded_channel;
@@ -15,7 +15,7 @@ use crate::listing::list;
 use crate::messages::Upload;
 use crate::shared::{RemoteConnection, RemoteShared};
 use crate::stats::{RemoteFailure, RemoteStats};
-use crate::{fetch, lock, upload};
+use crate::{fetch, upload};
 
 const NAP: Duration = Duration::from_millis(2);
 /// Number of threads that hash, copy and talk to the store.

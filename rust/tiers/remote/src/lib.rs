@@ -37,5 +37,3 @@ pub use pack::REMOTE_FORMAT_VERSION;
 pub use place::RemotePlace;
 pub use remote::Remote;
 pub use stats::{RemoteFailure, RemoteStats};
-
-use hybrid_pages::guarded::lock_watched as lock;

@@ -13,11 +13,12 @@ use object_store::path::Path;
 use tokio::time::timeout;
 
 use crate::error::StoreError;
+use crate::files;
 use crate::pack::{PackId, PackName, PackTable, is_a_length, names_from, taken_back};
 use crate::place::of_a_file;
 use crate::shared::{GONE, PANICKED, RemoteConnection, RemoteShared, now};
 use crate::stats::RemoteFailure;
-use crate::{files, lock};
+use hybrid_pages_tiers::lock;
 
 /// A listing of everything may miss packs that were made less than this many milliseconds before it began.
 const MARGIN: u64 = 60_000;

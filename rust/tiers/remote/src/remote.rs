@@ -8,13 +8,14 @@ use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::{EntryKey, SlotId};
 use hybrid_pages::policy::{NewEntry, Policy};
 use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room};
-use hybrid_pages_tiers::{Seal, entry_sizes, largest_entry, queue_slots, refused, shared_room};
+use hybrid_pages_tiers::{
+    Seal, entry_sizes, largest_entry, lock, queue_slots, refused, shared_room,
+};
 
 use crate::catalog::Catalog;
 use crate::freshness::FreshnessAnswer;
 use crate::handle::{RemoteHandle, close};
 use crate::listing::list;
-use crate::lock;
 use crate::messages::{Begun, EntryWrite, Fetch, Upload};
 use crate::options::{Admit, RemoteOptions};
 use crate::shared::RemoteShared;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hashbrown::HashMap;
@@ -12,8 +12,8 @@ use hybrid_pages::ids::SlotId;
 use hybrid_pages::tier::CopyId;
 use hybrid_pages::transfer::{Process, TILE_BYTES, tile_digest};
 use hybrid_pages_tiers::{
-    CircuitBreaker, CopyEnds, EntrySize, Identity, Ledger, Name, PanicFlag, Planes, Recent,
-    SEALED_FORMAT_VERSION, SealedPlace, Seals, Speed, panicked, sealed_bytes,
+    CircuitBreaker, CopyEnds, EntrySize, FairMutex, Identity, Ledger, Name, PanicFlag, Planes,
+    Recent, SEALED_FORMAT_VERSION, SealedPlace, Seals, Speed, lock, panicked, sealed_bytes,
 };
 use object_store::path::Path;
 use tokio::runtime::{Handle, Runtime};
@@ -21,7 +21,6 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::catalog::{Catalog, PORTION};
 use crate::freshness::Freshness;
-use crate::lock;
 use crate::messages::{CopyOwner, Fetch, Upload};
 use crate::options::RemoteOptions;
 use crate::pack::{PackId, PackName, PackRecord, REMOTE_FORMAT_VERSION};
@@ -43,14 +42,14 @@ pub(crate) struct RemoteShared {
     pub(crate) ranks: usize,
     pub(crate) slot_bytes: usize,
     pub(crate) connection: OnceLock<RemoteConnection>,
-    pub(crate) state: Mutex<RemoteState>,
+    pub(crate) state: FairMutex<RemoteState>,
     pub(crate) ended: CopyEnds,
     /// Listed packs whose tables were not read yet, with the bytes of their objects. Only the running listing uses
     /// it.
-    pub(crate) unread: Mutex<BTreeMap<PackId, (PackName, u64)>>,
+    pub(crate) unread: FairMutex<BTreeMap<PackId, (PackName, u64)>>,
     /// Whether all copies have given up their slots. A thread holds this lock while it touches slots.
     left: RwLock<bool>,
-    runtime: Mutex<Option<Runtime>>,
+    runtime: FairMutex<Option<Runtime>>,
     pub(crate) ledger: Ledger<RemoteStats>,
     panic: PanicFlag,
     process: Process,
@@ -150,7 +149,7 @@ impl RemoteShared {
             ranks,
             slot_bytes,
             connection: OnceLock::new(),
-            state: Mutex::new(RemoteState {
+            state: FairMutex::new(RemoteState {
                 catalog: Catalog::new(options.most_entries),
                 freshness: Freshness::default(),
                 running: HashMap::new(),
@@ -170,9 +169,9 @@ impl RemoteShared {
                 liar: None,
             }),
             ended: CopyEnds::default(),
-            unread: Mutex::default(),
+            unread: FairMutex::default(),
             left: RwLock::new(false),
-            runtime: Mutex::new(None),
+            runtime: FairMutex::new(None),
             ledger: Ledger::new(format!("remote store {}: ", options.place.shown())),
             panic: PanicFlag::default(),
             process: Process::current(),
@@ -189,12 +188,7 @@ impl RemoteShared {
     /// Whether a panic under a lock has left the knowledge about the store in doubt. Then the store is left alone for
     /// good: all copies end, and nothing is found or taken.
     pub(crate) fn is_broken(&self) -> bool {
-        let locks = [
-            self.state.is_poisoned(),
-            self.ended.is_poisoned(),
-            self.unread.is_poisoned(),
-        ];
-        let broken = locks.contains(&true);
+        let broken = self.state.is_poisoned() || self.unread.is_poisoned();
         if broken && self.panic.report_once() {
             self.ledger.failed(RemoteFailure::Panic, &panicked("store"));
             self.leave_slots();

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures::FutureExt as _;
 use hybrid_pages::error::{Cause, Error};
 use hybrid_pages::transfer::{TILE_BYTES, combine};
-use hybrid_pages_tiers::Name;
+use hybrid_pages_tiers::{Name, lock};
 use object_store::path::Path;
 use object_store::{ObjectStoreExt as _, PutPayload};
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -17,7 +17,6 @@ use tokio::time::{sleep, timeout, timeout_at};
 
 use crate::error::StoreError;
 use crate::files::{self, FilePart};
-use crate::lock;
 use crate::messages::{EntryWrite, Upload};
 use crate::pack::{MOST_ENTRIES, PackId, PackName, PackTable, sign_of};
 use crate::place::{RemotePlace, of_a_file};

@@ -1,21 +1,21 @@
 //! Storage for redb, which keeps the index: a file behind the door, or a copy in memory.
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use redb::{BackendError, StorageBackend};
 
 use crate::door::DoorFile;
-use crate::lock;
 use hybrid_pages::error::Cause;
+use hybrid_pages_tiers::{FairMutex, lock};
 
 /// A copy of redb's file.
 #[derive(Debug)]
-pub(crate) struct InMemory(Mutex<Vec<u8>>);
+pub(crate) struct InMemory(FairMutex<Vec<u8>>);
 
 impl InMemory {
     pub(crate) const fn new(bytes: Vec<u8>) -> Self {
-        Self(Mutex::new(bytes))
+        Self(FairMutex::new(bytes))
     }
 }
 
@@ -73,7 +73,7 @@ fn range_of(offset: u64, length: usize) -> Option<std::ops::Range<usize>> {
 
 /// Keeps the first error of the system in a series of calls, since redb's errors don't tell one from damage.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Refused(Arc<Mutex<Option<io::Error>>>);
+pub(crate) struct Refused(Arc<FairMutex<Option<io::Error>>>);
 
 impl Refused {
     /// Notes the error if a call was refused.

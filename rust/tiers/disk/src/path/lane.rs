@@ -8,7 +8,6 @@ use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, Gid, Mode, OFlags, Uid};
@@ -23,6 +22,7 @@ use super::trouble::Trouble;
 use crate::door::Door;
 use crate::stats::DiskFailure;
 use hybrid_pages::error::{Error, Result};
+use hybrid_pages_tiers::{FairMutex, lock};
 
 const LOCK: &str = "lock";
 /// Longest time to wait for a lock, which another process may hold only to see whether it is free.
@@ -32,7 +32,7 @@ const LOOK: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(crate) struct DiskLane {
     folder: OwnedFd,
-    lock: Mutex<Option<File>>,
+    lock: FairMutex<Option<File>>,
 }
 
 fn failed(path: &Path, what: &str, error: impl Into<io::Error>) -> Trouble {
@@ -64,7 +64,7 @@ impl DiskLane {
         let lock = take_lock(&here, folder.as_fd())?;
         Ok(Self {
             folder,
-            lock: Mutex::new(Some(lock)),
+            lock: FairMutex::new(Some(lock)),
         })
     }
 
@@ -90,7 +90,7 @@ impl DiskLane {
             .map_err(|error| failed(&here.join(LOCK), "a file of the directory's owner", error))?;
         Ok(Self {
             folder,
-            lock: Mutex::new(Some(lock)),
+            lock: FairMutex::new(Some(lock)),
         })
     }
 
@@ -113,7 +113,7 @@ impl DiskLane {
 
     /// Releases the lane for other processes.
     pub(crate) fn release(&self) -> io::Result<()> {
-        match crate::lock(&self.lock).take() {
+        match lock(&self.lock).take() {
             // Closing the file is not enough, since a forked child may still have it open.
             Some(file) => Ok(rustix::fs::flock(&file, FlockOperation::Unlock)?),
             None => Ok(()),
