@@ -89,6 +89,21 @@ impl CacheState {
         Ok(discovered)
     }
 
+    /// Discovers what tiers below have of a prompt, unless that is `known`. False if the lock is to be free before the
+    /// caller goes on: there is more to ask, or the prompt is long, so that what follows takes a hold of its own.
+    pub(super) fn is_discovered(
+        &mut self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        known: &mut bool,
+    ) -> Result<bool> {
+        if *known {
+            return Ok(true);
+        }
+        *known = !self.discover(namespace, keys)?.more;
+        Ok(*known && keys.len() <= PORTION)
+    }
+
     /// Forgets the questions that a lookup of this prompt has asked: nobody waits for the answers.
     pub(super) fn forget_queries(&mut self, namespace: NamespaceId, keys: &[PrefixKey]) {
         let Some(prompt) = prompt_of(namespace, keys) else {

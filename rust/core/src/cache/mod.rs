@@ -154,10 +154,10 @@ impl Cache {
         keys: &[PrefixKey],
         first: usize,
     ) -> Result<bool> {
-        let mut promotion = None;
-        let under_way = self
-            .locked
-            .in_portions(|state| state.promote(namespace, keys, first, &mut promotion))?;
+        let (mut known, mut promotion) = (false, None);
+        let under_way = self.locked.in_portions(|state| {
+            state.promote(namespace, keys, first, &mut known, &mut promotion)
+        })?;
         Ok(under_way.unwrap_or(false))
     }
 

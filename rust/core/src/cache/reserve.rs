@@ -169,7 +169,6 @@ impl<'a> Store<'a> {
             hints,
             tail: is_tail_at(keys, keys.len().wrapping_sub(1)),
             missing: Vec::with_capacity(wanted.len()),
-            wanted,
             phase: Phase::Survey,
             clears: 0,
             first: 0,
@@ -178,7 +177,8 @@ impl<'a> Store<'a> {
             reach: 0,
             hole: false,
             from_start: false,
-            pages: Vec::new(),
+            pages: Vec::with_capacity(keys.len().min(wanted.len())),
+            wanted,
             units: Vec::new(),
             at: 0,
             before: Default::default(),
@@ -187,10 +187,12 @@ impl<'a> Store<'a> {
         })
     }
 
-    /// Goes to the next phase: this needs no lock.
+    /// Goes to the next phase: this needs no lock, so memory is taken here.
     pub(super) fn advance(&mut self, reservation: &mut Reservation) {
         self.phase = match self.phase {
             Phase::Survey => {
+                reservation.placed.reserve(self.missing.len());
+                reservation.written.reserve(self.missing.len());
                 let tail = self.tail.then(|| self.keys.len() - 1);
                 let mut end = 0;
                 for unit in units(self.roles, &mut self.missing, tail) {
@@ -201,6 +203,7 @@ impl<'a> Store<'a> {
             }
             Phase::Place | Phase::Show => {
                 reservation.settle(self.roles);
+                reservation.entries.reserve(reservation.written.len());
                 Phase::Show
             }
         };

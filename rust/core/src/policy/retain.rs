@@ -11,6 +11,7 @@ use hashbrown::HashMap;
 
 use super::{Hints, NewEntry, NewRequest, Policy};
 use crate::ids::{EntryId, TenantId};
+use crate::rows::Rows;
 
 /// The most entries whose time is over that one request frees: after an idle hour there may be very many.
 const EXPIRIES: usize = 4096;
@@ -23,8 +24,17 @@ struct Retained {
     tenant: TenantId,
     /// Number of its last release, counted from 1, while the entry is in the orders; otherwise 0.
     turn: u64,
-    /// Whether somebody holds it. It stays in the orders until it is met there.
-    held: bool,
+}
+
+/// Whose an entry is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mark {
+    /// The policy's.
+    Other,
+    /// Retained, and nobody holds it.
+    Free,
+    /// Retained and held. It stays in the orders until it is met there.
+    Held,
 }
 
 /// The order in which retained entries leave: by priority, time left, number of release, and id.
@@ -42,6 +52,8 @@ pub(super) struct Retaining<P> {
     now: u64,
     releases: u64,
     kept: HashMap<EntryId, Retained>,
+    /// By the number of the entry: a request holds very many at once.
+    marks: Rows<Mark>,
     /// Retained entries that nobody holds, and some that are held, in the order in which they leave.
     order: BTreeSet<Rank>,
     /// Those of tenants, by tenant.
@@ -57,10 +69,29 @@ impl<P: Policy> Retaining<P> {
             now: 0,
             releases: 0,
             kept: HashMap::new(),
+            marks: Rows::default(),
             order: BTreeSet::new(),
             of_tenants: BTreeSet::new(),
             ends: BTreeSet::new(),
         }
+    }
+
+    fn mark(&mut self, id: EntryId, mark: Mark) {
+        let at = id.0 as usize;
+        self.marks.grow(at + 1, &Mark::Other);
+        self.marks[at] = mark;
+    }
+
+    fn is_held(&self, id: EntryId) -> bool {
+        self.marks.get(id.0 as usize) == Some(&Mark::Held)
+    }
+
+    /// Gives an entry back to the policy. Returns the facts about it.
+    fn forget(&mut self, id: EntryId) -> Option<Retained> {
+        let kept = self.kept.remove(&id)?;
+        self.unlist(id, &kept);
+        self.mark(id, Mark::Other);
+        Some(kept)
     }
 
     /// The first entry of an order that nobody holds. Those before it leave the orders.
@@ -75,11 +106,13 @@ impl<P: Policy> Retaining<P> {
 
     /// Takes an entry out of the orders, if somebody holds it. Returns whether somebody does.
     fn unlist_held(&mut self, id: EntryId) -> bool {
-        let Some(kept) = self.kept.get_mut(&id).filter(|kept| kept.held) else {
+        if !self.is_held(id) {
             return false;
-        };
-        let listed = std::mem::replace(kept, Retained { turn: 0, ..*kept });
-        self.unlist(id, &listed);
+        }
+        if let Some(kept) = self.kept.get_mut(&id) {
+            let listed = std::mem::replace(kept, Retained { turn: 0, ..*kept });
+            self.unlist(id, &listed);
+        }
         true
     }
 
@@ -105,28 +138,23 @@ impl<P: Policy> Retaining<P> {
             if self.unlist_held(id) {
                 continue;
             }
-            if let Some(kept) = self.kept.remove(&id) {
-                self.unlist(id, &kept);
-            }
+            self.forget(id);
             self.policy.release(id);
         }
     }
 
     #[cold]
     fn release_kept(&mut self, id: EntryId, kept: Retained) {
-        self.unlist(id, &kept);
         if kept.until <= self.now {
-            self.kept.remove(&id);
+            self.forget(id);
             self.policy.release(id);
             return;
         }
+        self.unlist(id, &kept);
         self.releases += 1;
         let turn = self.releases;
-        let kept = Retained {
-            turn,
-            held: false,
-            ..kept
-        };
+        let kept = Retained { turn, ..kept };
+        self.mark(id, Mark::Free);
         self.kept.insert(id, kept);
         self.order.insert(kept.rank(id));
         if kept.tenant != TenantId::NONE {
@@ -167,13 +195,14 @@ impl<P: Policy> Policy for Retaining<P> {
         let until = self
             .now
             .saturating_add(hints.retain.min(Hints::MOST_RETAIN));
-        self.unlist_held(id);
+        if !self.unlist_held(id) && !self.kept.contains_key(&id) {
+            self.mark(id, Mark::Held);
+        }
         let kept = self.kept.entry(id).or_insert(Retained {
             until,
             priority: hints.priority,
             tenant,
             turn: 0,
-            held: true,
         });
         kept.until = kept.until.max(until);
         kept.priority = kept.priority.max(hints.priority);
@@ -196,11 +225,9 @@ impl<P: Policy> Policy for Retaining<P> {
     }
 
     fn give_up(&mut self, id: EntryId) {
-        if let Some(kept) = self.kept.remove(&id) {
-            self.unlist(id, &kept);
-            if !kept.held {
-                self.policy.release(id);
-            }
+        let held = self.is_held(id);
+        if self.forget(id).is_some() && !held {
+            self.policy.release(id);
         }
         self.policy.give_up(id);
     }
@@ -213,9 +240,9 @@ impl<P: Policy> Policy for Retaining<P> {
     }
 
     fn hold(&mut self, id: EntryId) {
-        match self.kept.get_mut(&id) {
-            None => self.policy.hold(id),
-            Some(kept) => kept.held = true,
+        match self.marks.get_mut(id.0 as usize) {
+            None | Some(Mark::Other) => self.policy.hold(id),
+            Some(mark) => *mark = Mark::Held,
         }
     }
 
@@ -229,9 +256,7 @@ impl<P: Policy> Policy for Retaining<P> {
     }
 
     fn leave(&mut self, id: EntryId) {
-        if let Some(kept) = self.kept.remove(&id) {
-            self.unlist(id, &kept);
-        }
+        self.forget(id);
         self.policy.leave(id);
     }
 
@@ -269,6 +294,9 @@ impl<P: Policy> Policy for Retaining<P> {
         // Three trees, whose nodes are at least half full.
         let listed =
             size_of::<Rank>() + size_of::<(TenantId, Rank)>() + size_of::<(u64, u64, EntryId)>();
-        self.policy.bytes() + self.kept.allocation_size() + 2 * self.order.len() * listed
+        self.policy.bytes()
+            + self.kept.allocation_size()
+            + self.marks.bytes()
+            + 2 * self.order.len() * listed
     }
 }

@@ -36,7 +36,13 @@ impl Restore {
         first: usize,
     ) -> Result<Option<Self>> {
         for portion in std::iter::repeat_n(PORTION, TRIES).chain([usize::MAX]) {
-            let plan = |state: &mut CacheState| state.plan_restore(namespace, keys, first, portion);
+            let mut known = false;
+            let plan = |state: &mut CacheState| {
+                if !state.is_discovered(namespace, keys, &mut known)? {
+                    return Ok(None);
+                }
+                state.plan_restore(namespace, keys, first).map(Some)
+            };
             let Some(task) = locked.in_portions(plan)?.flatten() else {
                 return Ok(None);
             };
@@ -49,8 +55,11 @@ impl Restore {
             let keys = &keys[..task.target.blocks];
             task.target.keys = keys.to_vec();
             task.pins.reserve(task.target.needs.len());
-            if task.is_pinned()
-                || locked.in_portions(|state| Ok(state.pin_on(task, keys, portion)))? == Some(true)
+            let pinned = locked.in_portions(|state| Ok(state.pin_on(task, keys, portion)))?;
+            if pinned == Some(true)
+                && locked
+                    .in_portions(|state| Ok(state.find_depth(task)))?
+                    .is_some()
             {
                 return Ok(Some(restore));
             }

@@ -67,18 +67,19 @@ pub(super) enum PromotionStep {
 impl CacheState {
     /// Starts to read what the joint hit needs and the host lacks, in portions; without room for that, what a shallower
     /// boundary needs. Returns whether reads are under way; `None` if there is more to ask or to read first: then
-    /// `promotion` has what was begun.
+    /// `promotion` has what was begun. `known`: as [`is_discovered`](Self::is_discovered) takes it.
     pub(crate) fn promote(
         &mut self,
         namespace: NamespaceId,
         keys: &[PrefixKey],
         first: usize,
+        known: &mut bool,
         promotion: &mut Option<Promotion>,
     ) -> error::Result<Option<bool>> {
         if let Some(begun) = promotion.take() {
             return Ok(self.promote_begun(begun, keys, promotion));
         }
-        if self.discover(namespace, keys)?.more {
+        if !self.is_discovered(namespace, keys, known)? {
             return Ok(None);
         }
         if !self.tiers.has_lower() {
@@ -103,6 +104,10 @@ impl CacheState {
                     let under_way = begun.is_reading();
                     self.restoring.stats.shallower += u64::from(under_way && limit < most);
                     return Ok(match under_way {
+                        true if keys.len() > PORTION => {
+                            *promotion = Some(begun);
+                            None
+                        }
                         true => self.promote_begun(begun, keys, promotion),
                         false => Some(false),
                     });

@@ -103,20 +103,16 @@ impl RestoreTask {
 }
 
 impl CacheState {
-    /// Plans how the joint hit comes to the engine, if a tier below has to be read for it, and pins the first `portion`
-    /// of it below; `None` if tiers below are to be asked more first.
+    /// Plans how the joint hit comes to the engine, if a tier below has to be read for it.
     pub(super) fn plan_restore(
         &mut self,
         namespace: NamespaceId,
         keys: &[PrefixKey],
         first: usize,
-        portion: usize,
-    ) -> Result<Option<Option<RestoreTask>>> {
-        if self.discover(namespace, keys)?.more {
-            return Ok(None);
-        }
+    ) -> Result<Option<RestoreTask>> {
+        self.index.namespaces.check(namespace)?;
         if !self.tiers.has_lower() {
-            return Ok(Some(None));
+            return Ok(None);
         }
         let keys = &keys[..self.affordable_blocks(namespace, keys, first, first)];
         let mut path = Vec::new();
@@ -124,26 +120,27 @@ impl CacheState {
             .index
             .joint_hit(namespace, keys, IndexCell::is_whole, |node| path.push(node));
         if hit.blocks <= first {
-            return Ok(Some(None));
+            return Ok(None);
         }
         let needed = self.needed_for(&path[..hit.blocks]);
-        let in_host = |id: EntryId| self.entries.get(id).places.in_host();
-        if needed.iter().all(|&(_, id)| in_host(id)) {
-            return Ok(Some(None));
+        let mut needs = Vec::with_capacity(needed.len());
+        let (mut total, mut lacking, mut hangs, mut free) = (0, false, true, true);
+        for &(block, id) in needed.iter().rev() {
+            let entry = self.entries.get(id);
+            let in_host = entry.places.in_host();
+            needs.push((block, entry.class));
+            total += u64::from(self.classes.slots(entry.class));
+            lacking |= !in_host;
+            // The engine needs nothing before `first`, but what the host keeps hangs from there.
+            hangs &= block >= first || in_host;
+            free &= !self.is_in_the_way(id);
         }
-        // The engine needs nothing before `first`, but what the host keeps hangs from there.
-        let hangs = needed
-            .iter()
-            .all(|&(block, id)| block >= first || in_host(id));
-        let class = |id: EntryId| self.entries.get(id).class;
-        let size = |&(_, id): &(usize, EntryId)| u64::from(self.classes.slots(class(id)));
-        let total: u64 = needed.iter().map(size).sum();
+        if !lacking {
+            return Ok(None);
+        }
         let fits = total * LARGEST.1 <= self.most_slots() * LARGEST.0;
-        let free = !needed.iter().any(|&(_, id)| self.is_in_the_way(id));
         let whole = hangs && fits && free;
-        let needs = needed.iter().rev();
-        let needs: Vec<_> = needs.map(|&(block, id)| (block, class(id))).collect();
-        let mut task = RestoreTask {
+        let task = RestoreTask {
             pinned: 0,
             pins: Vec::new(),
             next: needs.partition_point(|&(block, _)| block < first),
@@ -160,13 +157,12 @@ impl CacheState {
                 whole,
                 slots: total,
                 needs,
-                depths: self.depths(namespace, &keys[..hit.blocks]),
+                depths: Vec::with_capacity(self.tiers.below.len() + 1),
             },
         };
         self.index.namespaces.hold(namespace);
         self.restoring.stats.in_waves += u64::from(!whole);
-        self.pin_on(&mut task, keys, portion);
-        Ok(Some(Some(task)))
+        Ok(Some(task))
     }
 
     /// Pins the next `portion` of a restore's needs in tiers below. False if one of them has left meanwhile; `None` if
@@ -196,20 +192,20 @@ impl CacheState {
         })
     }
 
-    /// The joint hit of the host, of the host with the first tier below, and so on.
-    fn depths(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Vec<(String, usize)> {
-        let mut tiers = Places::NONE;
-        let mut depths = Vec::with_capacity(self.tiers.below.len() + 1);
-        for tier in 0..=self.tiers.below.len() {
-            tiers = tiers.with(Places::of(tier));
-            let counts = |cell: IndexCell| {
-                let id = cell.entry().filter(|_| cell.is_whole());
-                id.is_some_and(|id| !self.entries.get(id).places.and(tiers).is_empty())
-            };
-            let hit = self.index.joint_hit(namespace, keys, counts, |_| ());
-            depths.push((self.tiers.name(tier), hit.blocks));
-        }
-        depths
+    /// Finds the next of a restore's depths; `None` if there are more.
+    pub(super) fn find_depth(&self, task: &mut RestoreTask) -> Option<()> {
+        let target = &mut task.target;
+        let tier = target.depths.len();
+        let tiers = (0..=tier).fold(Places::NONE, |tiers, it| tiers.with(Places::of(it)));
+        let counts = |cell: IndexCell| {
+            let id = cell.entry().filter(|_| cell.is_whole());
+            id.is_some_and(|id| !self.entries.get(id).places.and(tiers).is_empty())
+        };
+        let hit = self
+            .index
+            .joint_hit(target.namespace, &target.keys, counts, |_| ());
+        target.depths.push((self.tiers.name(tier), hit.blocks));
+        (tier == self.tiers.below.len()).then_some(())
     }
 
     /// Gives up a portion of what a restore has; `None` if there is more.
