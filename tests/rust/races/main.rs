@@ -1,6 +1,7 @@
 //! The cache's threads in many orders, under shuttle: lookups, commits, evictions, promotions, restores in waves, ends
 //! of leases, resets and the end of the cache, above a tier whose copies another thread makes. Calls take the lock
-//! in portions of two blocks, so that others come in between.
+//! in portions of two blocks, so that others come in between. The tier has entries of an earlier process, and may
+//! answer later where it is asked.
 //!
 //! Every slot has a word that says whose bytes it holds. Whoever holds a slot finds the same word until it lets go,
 //! and a word of before a reset is never found after it. `HYBRID_PAGES_RACES` is the number of orders.
@@ -27,10 +28,14 @@ use tier::{Slots, Threaded, word};
 
 /// Entries that were read and compared, over all orders. No thread takes a turn here.
 static COMPARED: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
-const SLOTS: usize = 8;
+const SLOTS: usize = 10;
 const THREADS: usize = 3;
 const CALLS: usize = 5;
-const PROMPTS: [&str; 8] = ["a", "b", "ab", "aa", "abb", "aba", "aC", "abA"];
+const PROMPTS: [&str; 10] = [
+    "a", "b", "ab", "aa", "abb", "aba", "aC", "abA", "ababa", "baabb",
+];
+/// What an earlier process has left below the host.
+const LEFT: &str = "baabb";
 
 /// What the threads of a test share.
 struct World {
@@ -170,7 +175,9 @@ impl World {
 /// Threads at work on a small cache, and then its end.
 fn work() {
     let slots = Arc::new(Slots::new(SLOTS));
-    let (tier, copies) = Threaded::boxed(&slots, 12);
+    let left = whole(LEFT).into_iter();
+    let left = left.map(|(class, block)| (keys(LEFT)[block], class));
+    let (tier, copies) = Threaded::boxed(&slots, 12, left);
     let copier = thread::spawn({
         let copies = copies.clone();
         move || copies.run()

@@ -36,7 +36,7 @@ impl Slots {
     }
 }
 
-type Name = (PrefixKey, usize);
+pub type Name = (PrefixKey, usize);
 
 struct Copy {
     id: CopyId,
@@ -133,12 +133,18 @@ pub struct Threaded {
 }
 
 impl Threaded {
-    /// A tier with so many slots, and what makes its copies.
-    pub fn boxed(slots: &Arc<Slots>, room: u64) -> (Box<dyn Below>, Copies) {
+    /// A tier with so many slots, and what makes its copies. An earlier process has left some entries in it.
+    pub fn boxed(
+        slots: &Arc<Slots>,
+        room: u64,
+        left: impl Iterator<Item = Name>,
+    ) -> (Box<dyn Below>, Copies) {
         let copies = Copies {
             state: Arc::default(),
             slots: Arc::clone(slots),
         };
+        let left = left.map(|(key, class)| ((key, class), word(0, &key, class)));
+        copies.lock().kept.extend(left);
         let shape = EntrySizes {
             page: 1,
             window: 1,
@@ -198,7 +204,7 @@ impl Tier for Threaded {
 
 impl Below for Threaded {
     fn queue_slots(&self) -> u64 {
-        4
+        8
     }
 
     fn write(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId], checksums: &[u64]) {
@@ -213,8 +219,18 @@ impl Below for Threaded {
         ended.append(&mut self.copies.lock().ended);
     }
 
-    fn find(&mut self, _: &EntryKey) -> Found {
-        Found::Absent
+    /// A store that is asked: the answer may come later.
+    fn find(&mut self, key: &EntryKey) -> Found {
+        if super::below(3) == 0 {
+            return Found::Asking;
+        }
+        let kept = self
+            .copies
+            .lock()
+            .kept
+            .get(&(key.prefix, key.class_index))
+            .copied();
+        kept.map_or(Found::Absent, |word| Found::Here(vec![word]))
     }
 
     fn remove(&mut self, key: &EntryKey) {
