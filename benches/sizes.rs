@@ -367,6 +367,45 @@ fn restore(table: &mut Table, blocks: usize, entries_there: usize) {
     }
 }
 
+/// A host that is full of what is retained. The prompt that would leave first is held.
+fn retained(table: &mut Table, kind: Kind, blocks: usize) {
+    let slots = blocks + 8 + 3;
+    let scene = Scene::new(kind, 2 * slots, 1 << 24);
+    let Scene { cache, namespace } = &scene;
+    let retain = Hints {
+        retain: 1000,
+        ..Hints::NONE
+    };
+    for turn in 0..3 {
+        cache.clear();
+        let prompts = [2 * turn, 2 * turn + 1].map(|seed| prompt(1 + seed, blocks));
+        for keys in &prompts {
+            let pages = (0..blocks).map(|block| (0, block));
+            let windows = (blocks - 8..blocks).map(|block| (1, block));
+            let wanted: Vec<_> = pages.chain(windows).chain([(2, blocks - 1)]).collect();
+            cache
+                .admit(*namespace, keys, arrival(blocks))
+                .expect("known");
+            let lease = cache.reserve(*namespace, keys, &wanted);
+            let mut lease = lease.expect("valid");
+            assert_eq!(lease.entries().len(), wanted.len());
+            lease.commit(&vec![[7_u64]; wanted.len()]).expect("sums");
+            drop(lease);
+            cache.poll();
+            let expected = cache.expect(*namespace, keys, 10, &retain);
+            expected.expect("known");
+        }
+        let held = cache.acquire(*namespace, &prompts[0], 0);
+        let held = held.expect("known").expect("a hit");
+        let next = prompt(99, 1);
+        let lease = table.time("evict what is retained, behind what is held", 1, || {
+            cache.reserve(*namespace, &next, &[(0, 0)])
+        });
+        assert_eq!(lease.expect("valid").entries().len(), 1);
+        drop(held);
+    }
+}
+
 fn size(number: usize) -> String {
     format!("2^{}", number.ilog2())
 }
@@ -395,6 +434,7 @@ fn main() {
                 let mut table = Table::default();
                 round(&mut table, kind, blocks, entries);
                 full(&mut table, kind, blocks, entries);
+                retained(&mut table, kind, blocks);
                 if kind == Kind::Disk {
                     restore(&mut table, blocks, entries);
                 }

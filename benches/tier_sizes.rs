@@ -4,14 +4,19 @@
 //! servers of `s3` and `mooncake`. A row is an operation, a column a prompt of so many blocks beside so many entries.
 //! An entry has 64 bytes. Most rows are calls of vLLM's scheduler: microseconds of processor time a block, and the
 //! longest call. Rows *by the clock* are work of the tier's threads: microseconds a block, and how long they hold at
-//! most a lock that such calls take: the locks themselves measure (`guarded::WATCHER`). Of three rounds the least
-//! counts. `--quick` leaves out stores above 2^14 entries.
+//! most a lock that such calls take: the locks themselves measure (`guarded::WATCHER`), by the clock, less what the
+//! thread waited for a core of its own (`/proc/thread-self/schedstat`). The last figure of such a row is the longest
+//! call that the scheduler makes meanwhile, measured likewise: its work, and its waits for locks. Of three rounds the
+//! least counts. `--quick` leaves out stores above 2^14 entries.
 
 #[path = "tier_places.rs"]
 mod tier_places;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -19,6 +24,7 @@ use hybrid_pages::guarded::{WATCHER, lock};
 use hybrid_pages::ids::{EntryId, EntryKey, PrefixKey, SlotId, TenantId};
 use hybrid_pages::policy::{EntryKind, NewEntry};
 use hybrid_pages::tier::{CopyEnd, CopyId, Found};
+use rustix::time::{ClockId, clock_gettime};
 use tier_places::{Handle, LIMIT, Opened, Place};
 
 const BLOCKS: [usize; 3] = [1 << 8, 1 << 11, 1 << 14];
@@ -28,10 +34,14 @@ const BATCH: usize = 1 << 12;
 const ROUNDS: usize = 3;
 const NAP: Duration = Duration::from_micros(100);
 
+fn clock(id: ClockId) -> Duration {
+    let now = clock_gettime(id);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
 /// Processor time of this thread.
 fn busy() -> Duration {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+    clock(ClockId::ThreadCPUTime)
 }
 
 /// A kind of lock: whether calls of the scheduler take it, and how long it was held at most, by whom ever.
@@ -44,56 +54,78 @@ struct Held {
 /// The locks that were taken, by the type of what they guard.
 static LOCKS: Mutex<BTreeMap<&str, Held>> = Mutex::new(BTreeMap::new());
 
+/// Whether a row by the clock is measured now.
+static BY_THE_CLOCK: AtomicBool = AtomicBool::new(false);
+/// Nanoseconds of the longest call meanwhile.
+static LONGEST_CALL: AtomicU64 = AtomicU64::new(0);
+
 thread_local! {
     /// Whether this thread is in a call of the scheduler.
     static CALLS: Cell<bool> = const { Cell::new(false) };
-    /// When it took the locks that it has.
-    static TAKEN: RefCell<Vec<Instant>> = const { RefCell::new(Vec::new()) };
+    /// When it took the locks that it has, where that is measured.
+    static TAKEN: RefCell<Vec<Option<Duration>>> = const { RefCell::new(Vec::new()) };
+    static SCHEDULED: File = File::open("/proc/thread-self/schedstat").expect("Linux");
+}
+
+/// Time of this thread that counts: it ran, or waited for anything but a core.
+fn awake() -> Duration {
+    let since_boot = clock(ClockId::Monotonic);
+    let mut text = [0; 64];
+    let length = SCHEDULED.with(|file| file.read_at(&mut text, 0).expect("a line"));
+    let text = std::str::from_utf8(&text[..length]).expect("a line");
+    // Nanoseconds that it ran, nanoseconds that it waited for a core, and how often.
+    let waited = text.split(' ').nth(1).expect("three numbers");
+    since_boot - Duration::from_nanos(waited.parse().expect("a number"))
 }
 
 fn watch(what: &'static str, taken: bool) {
-    let now = Instant::now();
-    let begun = TAKEN.with_borrow_mut(|all| match taken {
-        true => {
-            all.push(now);
-            None
-        }
-        false => all.pop(),
-    });
-    if let Some(begun) = begun {
-        let mut locks = lock(&LOCKS);
-        let held = locks.entry(what).or_default();
-        held.by_calls |= CALLS.get();
-        held.longest = held.longest.max(now - begun);
+    let now = BY_THE_CLOCK.load(Ordering::Relaxed).then(awake);
+    if taken {
+        return TAKEN.with_borrow_mut(|all| all.push(now));
+    }
+    let begun = TAKEN.with_borrow_mut(Vec::pop).flatten();
+    let mut locks = lock(&LOCKS);
+    let held = locks.entry(what).or_default();
+    held.by_calls |= CALLS.get();
+    if let Some((now, begun)) = now.zip(begun) {
+        held.longest = held.longest.max(now.saturating_sub(begun));
     }
 }
 
 /// A call of the scheduler.
 fn calls<T>(call: impl FnOnce() -> T) -> T {
     CALLS.set(true);
+    let begun = BY_THE_CLOCK.load(Ordering::Relaxed).then(awake);
     let answer = call();
+    if let Some(begun) = begun {
+        let took = awake().saturating_sub(begun).as_nanos() as u64;
+        LONGEST_CALL.fetch_max(took, Ordering::Relaxed);
+    }
     CALLS.set(false);
     answer
 }
 
-/// Microseconds for a block, and the longest call or hold, of operations at one size.
+/// Microseconds of operations at one size: for a block, and the longest call; or by the clock, for a block, the longest
+/// hold, and the longest call meanwhile.
 #[derive(Default)]
-struct Table(BTreeMap<&'static str, [f64; 2]>, Vec<&'static str>);
+struct Table(BTreeMap<&'static str, Vec<f64>>, Vec<&'static str>);
 
 impl Table {
-    fn add(&mut self, name: &'static str, blocks: usize, took: Duration, longest: Duration) {
+    fn add(&mut self, name: &'static str, blocks: usize, took: Duration, longest: &[Duration]) {
+        let us = |it: &Duration| it.as_secs_f64() * 1e6;
+        let mut found = vec![us(&took) / blocks as f64];
+        found.extend(longest.iter().map(us));
+        self.least(name, &found);
+    }
+
+    fn least(&mut self, name: &'static str, found: &[f64]) {
         if !self.1.contains(&name) {
             self.1.push(name);
         }
-        let found = [
-            took.as_secs_f64() * 1e6 / blocks as f64,
-            longest.as_secs_f64() * 1e6,
-        ];
-        let least = self.0.entry(name).or_insert(found);
-        least
-            .iter_mut()
-            .zip(found)
-            .for_each(|(least, found)| *least = least.min(found));
+        let least = self.0.entry(name).or_insert_with(|| found.to_vec());
+        for (least, found) in least.iter_mut().zip(found) {
+            *least = least.min(*found);
+        }
     }
 
     /// A call for each key, by processor time.
@@ -106,7 +138,7 @@ impl Table {
             all += took;
             longest = longest.max(took);
         }
-        self.add(name, keys.len(), all, longest);
+        self.add(name, keys.len(), all, &[longest]);
     }
 
     /// A call for all blocks, by processor time.
@@ -114,7 +146,7 @@ impl Table {
         let begun = busy();
         calls(call);
         let took = busy() - begun;
-        self.add(name, blocks, took, took);
+        self.add(name, blocks, took, &[took]);
     }
 
     /// Work by the clock, and the longest hold meanwhile of a lock that calls of the scheduler take.
@@ -122,13 +154,16 @@ impl Table {
         for held in lock(&LOCKS).values_mut() {
             held.longest = Duration::ZERO;
         }
+        BY_THE_CLOCK.store(true, Ordering::Relaxed);
         let begun = Instant::now();
         work();
         let took = begun.elapsed();
+        BY_THE_CLOCK.store(false, Ordering::Relaxed);
         let locks = lock(&LOCKS);
         let held = locks.values().filter(|held| held.by_calls);
         let longest = held.map(|held| held.longest).max().unwrap_or_default();
-        self.add(name, blocks, took, longest);
+        let call = Duration::from_nanos(LONGEST_CALL.swap(0, Ordering::Relaxed));
+        self.add(name, blocks, took, &[longest, call]);
     }
 }
 
@@ -350,9 +385,7 @@ fn store(place: &Place, entries: usize, number: u8) -> Vec<Table> {
     opening.clock("by the clock: close", 1, || handle.close());
     for table in &mut tables {
         for name in &opening.1 {
-            let [each, longest] = opening.0[name];
-            let us = |it: f64| Duration::from_secs_f64(it / 1e6);
-            table.add(name, 1, us(each), us(longest));
+            table.least(name, &opening.0[name]);
         }
     }
     tables
@@ -376,8 +409,9 @@ fn measure(place: &Place, all: &[usize]) {
     println!("|---|{}", "---|".repeat(head.len()));
     for name in &stores[0][0].1 {
         let cell = |&(blocks, entries): &(usize, usize)| {
-            let [each, longest] = stores[entries][blocks].0[name];
-            format!("{each:.2}, {longest:.0}")
+            let found = &stores[entries][blocks].0[name];
+            let longest = found[1..].iter().map(|it| format!(", {it:.0}"));
+            format!("{:.2}{}", found[0], longest.collect::<String>())
         };
         let cells: Vec<String> = sizes.iter().map(cell).collect();
         println!("| {name} | {} |", cells.join(" | "));

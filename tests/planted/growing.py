@@ -13,6 +13,13 @@ GROWING = [
         ("lib::sizes",),
     ),
     Fault(
+        "tables grow in one piece, which is moved",
+        "const PIECE: usize = 1 << 12;",
+        "const PIECE: usize = 1 << 30;",
+        "hybrid-pages",
+        ("sizes::what_calls_allocate",),
+    ),
+    Fault(
         "a reset frees what a disk knows while the cache waits",
         "lock(&shared.discarded).push(known);",
         "drop(known);",
