@@ -15,11 +15,13 @@ from vllm import _custom_ops as ops
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, _get_attn_isa
 from vllm.v1.kv_cache_interface import CircularBufferSpec, KVCacheSpec, KVQuantMode, MambaSpec
 
+from hybrid_pages import GeometryError
 from hybrid_pages.vllm import versions
-from hybrid_pages.vllm.layout.geometry import read_layout, whole_only
+from hybrid_pages.vllm.layout.geometry import _LayerView, read_layout, whole_only
 from hybrid_pages.vllm.layout.tokens import TokenPart, token_parts
 from hybrid_pages.vllm.versions import pages
 from simulation.config import PlainLayer, engine_config, plan_kv_caches
+from simulation.engine import StartEngine
 from simulation.memory import Memory
 from simulation.shapes import SHAPES, attention, compressed, fp8, int8, nvfp4, nvfp4_latent
 
@@ -152,6 +154,35 @@ def test_strides_say_where_the_tokens_of_every_layout_lie(name: str) -> None:
     assert len(cut) or "nvfp4" in name or "compressed" in name
     uncut = {geometry.groups[each.group].kind for each in maps if each.tokens is None}
     assert (whole_only(geometry, maps) is None) == (uncut <= {"recurrent"})
+
+
+# What is stored of a page.
+
+
+# Known report: LMCache#4870.
+@pytest.mark.parametrize("name", ["kda-latent-kernel-blocks", "padded-attention"])
+def test_all_kernel_blocks_of_a_page_are_restored_and_none_of_its_padding(
+    name: str, start: StartEngine
+) -> None:
+    """The engine compares every byte, and whatever else was written is an `UnexpectedWrite`."""
+    engine, prompt = start(SHAPES[name], extra={"verify_on_load": True}), list(range(200))
+    engine.generate(prompt)
+    engine.forget_local()
+    assert engine.generate(prompt).restored_tokens >= 6 * 32
+    engine.check_idle()
+
+
+def test_a_page_of_which_one_kernel_block_is_stored_is_refused(
+    start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = _LayerView.runs
+
+    def of_the_first(view: _LayerView) -> list[tuple[int, int]]:
+        return [(offset, size // view.kernel_blocks) for offset, size in runs(view)]
+
+    monkeypatch.setattr(_LayerView, "runs", of_the_first)
+    with pytest.raises(GeometryError, match="expected runs of 1024 bytes in all, found 256"):
+        start(SHAPES["kda-latent-kernel-blocks"])
 
 
 # Which kernels are known.

@@ -288,6 +288,7 @@ SHAPES = {
         Shape("kda-exports", _hybrid(exporting(kda, 4), latent)),
         Shape("short-conv", (short_conv, attention, short_conv)),
         Shape("kda-latent", _hybrid(kda, latent)),
+        Shape("kda-latent-kernel-blocks", _hybrid(kda, latent), kernel_tokens=4),
         Shape("two-recurrent-kinds", (gdn, EXPORTING, attention)),
         Shape("two-exporting-kinds", (exporting(gdn), EXPORTING, attention)),
         Shape("attention-only", (attention, attention)),
