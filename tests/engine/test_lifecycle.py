@@ -142,6 +142,7 @@ def test_a_request_aborted_between_its_chunks_leaves_a_right_store(engine: Engin
     check_restored(engine, long)
 
 
+# Known report: LMCache#4938.
 def test_a_request_aborted_while_its_load_is_in_flight_frees_everything(engine: Engine, prompt):
     engine.run(prompt)
     engine.reset_local()
@@ -244,6 +245,7 @@ def test_blocks_that_come_free_soon_are_waited_for_rather_than_preempting(engine
         check_restored(engine, prompt)
 
 
+# Known report: LMCache#4822.
 def test_a_request_preempted_while_its_store_is_in_flight_ends_right(engine: Engine, prompt):
     cold = engine.cold(prompt, 12)
     engine.reset_all()

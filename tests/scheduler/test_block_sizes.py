@@ -44,6 +44,7 @@ def loads_of(engine: Engine, script: Script, kind: str) -> list[list[int | None]
 # what is loaded and what is not
 
 
+# Known report: LMCache#4966.
 # Known report: vLLM#56871.
 @pytest.mark.parametrize("name", [*SMALL, "two-recurrent-kinds", "gdn-compressed-ring"])
 def test_entries_take_the_room_of_their_own_groups_however_many_there_are(

@@ -74,6 +74,7 @@ def test_a_failed_load_leaves_its_neighbours_alone(
     assert fine.restored_tokens == 5 * N
 
 
+# Known report: LMCache#4991.
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("mode", ["step", "background"])

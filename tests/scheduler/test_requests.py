@@ -225,6 +225,7 @@ def test_a_running_request_is_preempted_by_reset_and_stays_right(start: StartEng
     assert request.request.num_preemptions == 4
 
 
+# Known report: LMCache#4825.
 def test_salts_do_not_share(start: StartEngine) -> None:
     engine = start()
     prompt = tokens(4 * N + 1)
