@@ -58,8 +58,8 @@ pub struct FairGuard<'a, T> {
 }
 
 impl<T> FairGuard<'_, T> {
-    /// Waits while the value is `idle`, no longer than the limit. Meanwhile others may have the lock, and nobody watches
-    /// it any more.
+    /// Waits while the value is `idle`, no longer than the limit. Meanwhile others may have the lock. It is watched no
+    /// longer.
     pub fn wait_while(
         &mut self,
         bell: &Condvar,
