@@ -105,6 +105,14 @@ pub struct Opened {
 }
 
 impl Place {
+    /// How often an operation is measured.
+    pub fn rounds(&self) -> usize {
+        match self {
+            Self::Mooncake(..) => 3, // It takes longest.
+            Self::Disk(..) | Self::Remote(_) => 5,
+        }
+    }
+
     /// The place that the first argument names.
     pub fn of(arguments: &[String], folder: &std::path::Path) -> Self {
         match arguments.first().map(String::as_str) {

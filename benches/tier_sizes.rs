@@ -6,8 +6,8 @@
 //! longest call. Rows *by the clock* are work of the tier's threads: microseconds a block, and how long they hold at
 //! most a lock that such calls take: the locks themselves measure (`guarded::WATCHER`), by the clock, less what the
 //! thread waited for a core of its own (`/proc/thread-self/schedstat`). The last figure of such a row is the longest
-//! call that the scheduler makes meanwhile, measured likewise: its work, and its waits for locks. Of three rounds the
-//! least counts. `--quick` leaves out stores above 2^14 entries.
+//! call that the scheduler makes meanwhile, measured likewise: its work, and its waits for locks. Of five rounds the
+//! least counts, of three with a Mooncake Store. `--quick` leaves out stores above 2^14 entries.
 
 #[path = "tier_places.rs"]
 mod tier_places;
@@ -31,7 +31,6 @@ const BLOCKS: [usize; 3] = [1 << 8, 1 << 11, 1 << 14];
 const ENTRIES: [usize; 4] = [1 << 10, 1 << 14, 1 << 18, 1 << 20];
 /// Entries that are written together while a store is filled.
 const BATCH: usize = 1 << 12;
-const ROUNDS: usize = 3;
 const NAP: Duration = Duration::from_micros(100);
 
 fn clock(id: ClockId) -> Duration {
@@ -350,7 +349,7 @@ fn store(place: &Place, entries: usize, number: u8) -> Vec<Table> {
     drop(scene);
     let mut opening = Table::default();
     let mut scene = None;
-    for _ in 0..ROUNDS {
+    for _ in 0..place.rounds() {
         drop(scene.take());
         let opened = place.tier(most);
         let handle = opened.handle.clone();
@@ -365,11 +364,11 @@ fn store(place: &Place, entries: usize, number: u8) -> Vec<Table> {
     let mut scene = scene.expect("a round");
     let tables = BLOCKS.iter().enumerate().map(|(at, &blocks)| {
         let mut table = Table::default();
-        for turn in 0..ROUNDS {
+        for turn in 0..place.rounds() {
             round(
                 &mut table,
                 &mut scene,
-                1 + ROUNDS * at + turn,
+                1 + place.rounds() * at + turn,
                 blocks,
                 place,
             );

@@ -237,6 +237,36 @@ assert refused > 3, refused
 """
 
 
+FORKED = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from cache_support import commit, keys, whole
+from test_disk import Process
+
+process = Process(Path(sys.argv[2]))
+process.store("abc")
+child = os.fork()
+if child:
+    _, status = os.waitpid(child, 0)
+    assert process.restore("abcd") == 3
+    sys.exit(os.waitstatus_to_exitcode(status))
+for prompt in "abcdefgh":
+    for known in "abc", prompt:
+        process.cache.lookup(process.namespace, keys(known))
+        process.cache.promote(process.namespace, keys(known))
+    with process.cache.reserve(process.namespace, keys(prompt), whole(prompt)) as lease:
+        commit(lease)
+    process.cache.poll()
+os._exit(0)
+"""
+
+
+def test_a_forked_process_goes_on_without_the_disk(tmp_path):
+    command = [sys.executable, "-c", FORKED, str(Path(__file__).parent), str(tmp_path / "disk")]
+    subprocess.run(command, check=True, timeout=60)
+
+
 def test_a_start_with_too_many_open_files_costs_nothing_whichever_file_it_is(tmp_path):
     first = Process(tmp_path / "disk")
     first.store("abc")

@@ -57,6 +57,38 @@ def test_what_one_process_writes_another_reads(fake):
     assert first.failures() == second.failures() == {}
 
 
+FORKED = """
+import os, sys
+from pathlib import Path
+sys.path[:0] = sys.argv[1:3]
+from cache_support import commit, keys, whole
+from test_mooncake import Fake
+
+process = Fake(Path(sys.argv[3])).process()
+process.store("abc")
+child = os.fork()
+if child:
+    _, status = os.waitpid(child, 0)
+    assert process.restore("abcd") == 3
+    sys.exit(os.waitstatus_to_exitcode(status))
+for prompt in "defghijk":
+    for known in "abcd", prompt:
+        process.cache.lookup(process.namespace, keys(known))
+        process.cache.promote(process.namespace, keys(known))
+    with process.cache.reserve(process.namespace, keys(prompt), whole(prompt)) as lease:
+        commit(lease)
+    process.cache.poll()
+os._exit(0)
+"""
+
+
+def test_a_forked_process_goes_on_without_the_store(fake):
+    folders = [str(Path(__file__).parent), str(FAKE)]
+    command = [sys.executable, "-c", FORKED, *folders, str(fake.folder)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(FAKE)])}
+    subprocess.run(command, env=environment, check=True, timeout=60)
+
+
 def test_another_process_learns_how_long_tails_are(fake):
     first = fake.process()
     for prompt in ("abC", "abE", "O"):

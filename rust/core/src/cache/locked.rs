@@ -36,11 +36,20 @@ impl Locked {
         &self,
         mut step: impl FnMut(&mut CacheState) -> Result<Option<T>>,
     ) -> Result<T> {
-        let mut answer = self.with(&mut step)??;
+        match self.with(&mut step)?? {
+            Some(answer) => Ok(answer),
+            None => self.go_on(step),
+        }
+    }
+
+    /// Calls `step` as [`to_the_end`](Self::to_the_end) does, for a caller that has just had the lock.
+    pub(super) fn go_on<T>(
+        &self,
+        mut step: impl FnMut(&mut CacheState) -> Result<Option<T>>,
+    ) -> Result<T> {
         loop {
-            match answer {
-                Some(answer) => return Ok(answer),
-                None => answer = self.state.with_again(&mut step)??,
+            if let Some(answer) = self.state.with_again(&mut step)?? {
+                return Ok(answer);
             }
         }
     }

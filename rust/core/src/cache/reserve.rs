@@ -187,7 +187,7 @@ impl<'a> Store<'a> {
         })
     }
 
-    /// Goes to the next phase: this needs no lock, so memory is taken here.
+    /// Goes to the next phase. A long store does so without the lock, so memory is taken here.
     pub(super) fn advance(&mut self, reservation: &mut Reservation) {
         self.phase = match self.phase {
             Phase::Survey => {
@@ -203,7 +203,6 @@ impl<'a> Store<'a> {
             }
             Phase::Place | Phase::Show => {
                 reservation.settle(self.roles);
-                reservation.entries.reserve(reservation.written.len());
                 Phase::Show
             }
         };

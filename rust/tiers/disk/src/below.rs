@@ -20,7 +20,7 @@ use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::{EntryKey, SlotId};
 use hybrid_pages::policy::{NewEntry, Policy};
 use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room};
-use hybrid_pages_tiers::{Seal, Seals, lock};
+use hybrid_pages_tiers::{Seal, Seals, lock_first};
 
 /// Most slots of a disk: half of the numbers that slots of all tiers share.
 const MOST_SLOTS: u64 = 1 << 29;
@@ -112,9 +112,9 @@ impl Disk {
             shared.abandon_all();
             return;
         }
-        if lock(&shared.health).is_out() {
+        if lock_first(&shared.health).is_out() {
             shared.abandon_all();
-            if lock(&shared.health).try_again() {
+            if lock_first(&shared.health).try_again() {
                 try_again(shared);
             }
             return;
@@ -123,7 +123,7 @@ impl Disk {
         // moves while a copy waits for its turn.
         let late = |since: Instant| since.elapsed() > deadline;
         let (oldest, progress) = {
-            let health = lock(&shared.health);
+            let health = lock_first(&shared.health);
             (health.oldest_call(), health.progress())
         };
         let hangs = oldest.is_some_and(late)
@@ -133,11 +133,11 @@ impl Disk {
                     DiskDirection::Read => Some(job.begun),
                     DiskDirection::Write => job.started(),
                 };
-                let book = lock(&shared.book);
+                let book = lock_first(&shared.book);
                 book.running.all().filter_map(since).any(late)
             };
         if hangs {
-            lock(&shared.health).take_out();
+            lock_first(&shared.health).take_out();
             shared.ledger.count_outage();
             shared.queue.new_crew();
             shared.abandon_all();
@@ -146,9 +146,9 @@ impl Disk {
 
     fn start(&self, job: Arc<DiskJob>) {
         let shared = &self.shared;
-        let mut book = lock(&shared.book);
+        let mut book = lock_first(&shared.book);
         if book.running.is_empty() {
-            lock(&shared.health).moved();
+            lock_first(&shared.health).moved();
         }
         if job.direction == DiskDirection::Write {
             book.undo_write(&job.name);
@@ -164,13 +164,13 @@ impl Disk {
     }
 
     fn is_out(&self) -> bool {
-        self.shared.is_broken() || lock(&self.shared.health).is_out()
+        self.shared.is_broken() || lock_first(&self.shared.health).is_out()
     }
 
     /// Adjusts the room to the quota. A directory that can't be removed lowers the quota, and the room shrinks as
     /// entries leave.
     fn follow_quota(&mut self) {
-        let quota = lock(&self.shared.book).quota;
+        let quota = lock_first(&self.shared.book).quota;
         if quota == self.quota {
             return;
         }
@@ -193,14 +193,14 @@ impl Below for Disk {
 
     fn accepts(&mut self, entry: &NewEntry) -> bool {
         let able = {
-            let has_store = lock(&self.shared.book).store.is_some();
-            has_store && !self.is_out() && lock(&self.shared.health).takes_writes()
+            let has_store = lock_first(&self.shared.book).store.is_some();
+            has_store && !self.is_out() && lock_first(&self.shared.health).takes_writes()
         };
         if !able {
             self.shared.ledger.count(|counts| counts.dropped += 1);
         }
         // Entries of earlier processes take no room of the tier, and give way to new ones.
-        let full = able && lock(&self.shared.book).left_fills_it();
+        let full = able && lock_first(&self.shared.book).left_fills_it();
         able && self.room.wants(entry, full)
     }
 
@@ -209,12 +209,12 @@ impl Below for Disk {
         let (name, seal) = shared.seals.entry(key);
         let class = key.class_index;
         let told = mask(seal.as_ref(), checksums);
-        lock(&shared.uses).writes(name);
+        lock_first(&shared.uses).writes(name);
         let out = self.is_out();
         if shared.is_broken() {
             return self.end(copy, Err(refused("a disk that takes writes", "a panic")));
         }
-        let mut book = lock(&shared.book);
+        let mut book = lock_first(&shared.book);
         let same = |record: &crate::book::DiskEntry| record.place.sums == told;
         if book.entries.get(&name).is_some_and(same) {
             book.know(&name);
@@ -262,7 +262,7 @@ impl Below for Disk {
             );
             return self.end(copy, Err(refused("a disk that answers", "an outage")));
         }
-        let mut book = lock(&shared.book);
+        let mut book = lock_first(&shared.book);
         book.know(&name);
         let place = book.entries.get(&name).map(|record| record.place.clone());
         let (Some(place), Some(store)) = (place, book.store.clone()) else {
@@ -313,7 +313,7 @@ impl Below for Disk {
         let found = if self.is_out() {
             None
         } else {
-            lock(&self.shared.book).find(&name)
+            lock_first(&self.shared.book).find(&name)
         };
         self.shared.ledger.count(|counts| match found {
             Some(_) => counts.hits += 1,
@@ -322,26 +322,26 @@ impl Below for Disk {
         let Some(BookFinding { sums, unused }) = found else {
             return Found::Absent;
         };
-        lock(&self.shared.uses).found(name, unused);
+        lock_first(&self.shared.uses).found(name, unused);
         Found::Here(mask(seal.as_ref(), &sums).into_vec())
     }
 
     fn may_have(&mut self, key: &EntryKey) -> Option<bool> {
         let name = self.shared.seals.name_of(key);
-        Some(!self.is_out() && lock(&self.shared.book).has(&name))
+        Some(!self.is_out() && lock_first(&self.shared.book).has(&name))
     }
 
     fn tail_lengths(&mut self, namespace: &[u8], stem: u64, lengths: &mut Vec<u32>) -> bool {
         if !self.is_out() {
             let group = self.shared.seals.tail_group(namespace, stem);
-            lock(&self.shared.book).tail_lengths(group, lengths);
+            lock_first(&self.shared.book).tail_lengths(group, lengths);
         }
         false
     }
 
     fn remove(&mut self, key: &EntryKey) {
         let name = self.shared.seals.name_of(key);
-        let mut book = lock(&self.shared.book);
+        let mut book = lock_first(&self.shared.book);
         book.undo_write(&name);
         book.remove(&name);
         drop(book);
@@ -350,17 +350,17 @@ impl Below for Disk {
 
     fn forget(&mut self, key: &EntryKey) {
         let name = self.shared.seals.name_of(key);
-        let mut book = lock(&self.shared.book);
+        let mut book = lock_first(&self.shared.book);
         book.undo_write(&name);
         book.forget(&name);
     }
 
     fn clear(&mut self) {
         let shared = &self.shared;
-        if shared.is_inherited() || lock(&shared.health).is_closed() {
+        if shared.is_inherited() || lock_first(&shared.health).is_closed() {
             return; // Another process may have the files by now, and this one finds nothing.
         }
-        let mut book = lock(&shared.book);
+        let mut book = lock_first(&shared.book);
         clear(shared, &mut book);
         drop(book);
         shared.bell.ring();

@@ -5,7 +5,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use crate::door::DoorFile;
-use hybrid_pages_tiers::{FairMutex, lock, pause_after};
+use hybrid_pages_tiers::{PriorityMutex, lock, pause_after};
 
 /// Whether a disk answers and takes writes.
 #[derive(Debug)]
@@ -152,11 +152,11 @@ impl DiskHealth {
 #[derive(Debug)]
 pub(crate) struct Timed<'a> {
     pub(crate) slab: &'a dyn DoorFile,
-    pub(crate) health: &'a FairMutex<DiskHealth>,
+    pub(crate) health: &'a PriorityMutex<DiskHealth>,
 }
 
 /// A call that is under way until this is dropped.
-struct PendingCall<'a>(&'a FairMutex<DiskHealth>, u64);
+struct PendingCall<'a>(&'a PriorityMutex<DiskHealth>, u64);
 
 impl Drop for PendingCall<'_> {
     fn drop(&mut self) {

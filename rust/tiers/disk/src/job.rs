@@ -13,7 +13,7 @@ use hybrid_pages::error::Cause;
 use hybrid_pages::ids::SlotId;
 use hybrid_pages::tier::CopyId;
 use hybrid_pages::transfer::{TILE_BYTES, combine, tile_digest};
-use hybrid_pages_tiers::{FairMutex, Name, OWNER_BYTES, Planes, Seal, SealedPlace, lock};
+use hybrid_pages_tiers::{Name, OWNER_BYTES, Planes, PriorityMutex, Seal, SealedPlace, lock};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DiskDirection {
@@ -43,7 +43,7 @@ pub(crate) struct DiskJob {
     pub(crate) begun: Instant,
     /// Whether the copy has given up its slots. A thread holds this lock while it touches them.
     left: RwLock<bool>,
-    progress: FairMutex<JobProgress>,
+    progress: PriorityMutex<JobProgress>,
 }
 
 /// The entry that is copied.
@@ -92,7 +92,7 @@ impl DiskJob {
             cell_bytes: shape.cell_bytes,
             begun: Instant::now(),
             left: RwLock::new(false),
-            progress: FairMutex::new(JobProgress {
+            progress: PriorityMutex::new(JobProgress {
                 cell: subject.cell,
                 done: 0,
                 started: None,
@@ -177,7 +177,7 @@ impl DiskJob {
         shape: &CellShape,
         planes: &Planes,
         buffer: &mut [u8],
-        health: &FairMutex<DiskHealth>,
+        health: &PriorityMutex<DiskHealth>,
     ) {
         let cell_bytes = shape.cell_bytes as usize;
         let slab = row[0].slab(health);
@@ -221,7 +221,7 @@ impl DiskJob {
     }
 
     /// The slab file of the copy. Calls to it are reported to `health`.
-    fn slab<'a>(&'a self, health: &'a FairMutex<DiskHealth>) -> Timed<'a> {
+    fn slab<'a>(&'a self, health: &'a PriorityMutex<DiskHealth>) -> Timed<'a> {
         let slab = self.store.slab(self.class);
         Timed { slab, health }
     }
@@ -233,7 +233,7 @@ impl DiskJob {
         shape: &CellShape,
         planes: &Planes,
         buffer: &mut [u8],
-        health: &FairMutex<DiskHealth>,
+        health: &PriorityMutex<DiskHealth>,
     ) {
         let Some(cell) = self.begin() else {
             return;
@@ -256,7 +256,7 @@ impl DiskJob {
         shape: &CellShape,
         planes: &Planes,
         bytes: &mut [u8],
-        health: &FairMutex<DiskHealth>,
+        health: &PriorityMutex<DiskHealth>,
     ) -> Result<(), (DiskFailure, Cause)> {
         let offset = cell * shape.cell_bytes + piece.at as u64;
         let slab = self.slab(health);
@@ -331,7 +331,7 @@ impl DiskJob {
         shape: &CellShape,
         planes: &Planes,
         bytes: &mut [u8],
-        health: &FairMutex<DiskHealth>,
+        health: &PriorityMutex<DiskHealth>,
     ) -> Result<(), (DiskFailure, Cause)> {
         if piece.at == 0 {
             self.header(cell, shape).encode(bytes);

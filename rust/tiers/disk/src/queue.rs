@@ -1,10 +1,10 @@
 //! The queue of copies that wait for a thread. Reads go before writes, since requests wait for them.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar};
 
 use crate::job::{DiskDirection, DiskJob};
-use hybrid_pages_tiers::{Condvar, FairMutex, lock};
+use hybrid_pages_tiers::{PriorityMutex, lock};
 
 /// Work for a thread.
 pub(crate) enum DiskWork {
@@ -37,7 +37,7 @@ struct Waiting {
 /// Copies that wait for threads.
 #[derive(Debug, Default)]
 pub(crate) struct JobQueue {
-    waiting: FairMutex<Waiting>,
+    waiting: PriorityMutex<Waiting>,
     changed: Condvar,
 }
 
@@ -65,14 +65,15 @@ impl JobQueue {
 
     /// Waits for work. `None` means that the thread shall end.
     pub(crate) fn next(&self, crew: u64) -> Option<DiskWork> {
-        let (mut waiting, mut found) = (lock(&self.waiting), None);
-        waiting.wait_while(&self.changed, None, |waiting| {
+        let mut found = None;
+        let waited = lock(&self.waiting).wait_while(&self.changed, None, |waiting| {
             if waiting.stopped || waiting.crew != crew {
                 return false;
             }
             found = waiting.take();
             found.is_none()
         });
+        drop(waited);
         found
     }
 

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Condvar, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use hybrid_pages::guarded;
 use hybrid_pages::rows::Rows;
 use hybrid_pages::transfer::Process;
 use hybrid_pages_tiers::{
-    Condvar, CopyEnds, FairMutex, Identity, Ledger, PanicFlag, Planes, Seals, lock, panicked,
+    CopyEnds, Identity, Ledger, PanicFlag, Planes, PriorityMutex, Seals, lock, lock_first, panicked,
 };
 
 /// How long a thread that needs room waits for others that make some.
@@ -49,22 +49,22 @@ pub(crate) struct DiskShared {
     /// The identity, once the disk is to be connected.
     pub(crate) identity: OnceLock<Identity>,
     /// Held while the lane and the store are opened.
-    pub(crate) opening: FairMutex<()>,
+    pub(crate) opening: PriorityMutex<()>,
     /// What a reset has left of the book, until the keeper drops it: that takes long if there were many entries.
-    pub(crate) discarded: FairMutex<Vec<(BookContents, Rows<Change>)>>,
+    pub(crate) discarded: PriorityMutex<Vec<(BookContents, Rows<Change>)>>,
     /// The description of the identity that is still to be written.
-    pub(crate) about: FairMutex<Option<String>>,
+    pub(crate) about: PriorityMutex<Option<String>>,
     pub(crate) queue: JobQueue,
-    pub(crate) book: FairMutex<Book>,
-    pub(crate) health: FairMutex<DiskHealth>,
+    pub(crate) book: PriorityMutex<Book>,
+    pub(crate) health: PriorityMutex<DiskHealth>,
     pub(crate) ended: CopyEnds,
     panic: PanicFlag,
     /// Number of threads that read and write, including those that hang.
     pub(crate) threads: AtomicUsize,
     pub(crate) bell: Bell,
-    pub(crate) uses: Arc<FairMutex<Uses>>,
+    pub(crate) uses: Arc<PriorityMutex<Uses>>,
     pub(crate) learner: Learner,
-    pub(crate) keeper: FairMutex<Option<JoinHandle<()>>>,
+    pub(crate) keeper: PriorityMutex<Option<JoinHandle<()>>>,
     process: Process,
     pub(crate) ledger: Ledger<DiskStats>,
 }
@@ -72,7 +72,7 @@ pub(crate) struct DiskShared {
 /// A bell that wakes the keeper.
 #[derive(Debug, Default)]
 pub(crate) struct Bell {
-    state: FairMutex<Ringing>,
+    state: PriorityMutex<Ringing>,
     rings: Condvar,
 }
 
@@ -95,9 +95,8 @@ impl Bell {
 
     /// Waits for a ring, the stop or the limit.
     pub(crate) fn wait(&self, limit: Duration) -> Ringing {
-        let mut state = lock(&self.state);
         let idle = |state: &mut Ringing| !state.rung && !state.stop;
-        state.wait_while(&self.rings, Some(limit), idle);
+        let mut state = lock(&self.state).wait_while(&self.rings, Some(limit), idle);
         let found = *state;
         state.rung = false;
         found
@@ -105,7 +104,8 @@ impl Bell {
 
     /// Waits for the stop or the limit.
     pub(crate) fn pause(&self, limit: Duration) {
-        lock(&self.state).wait_while(&self.rings, Some(limit), |state| !state.stop);
+        let idle = |state: &mut Ringing| !state.stop;
+        drop(lock(&self.state).wait_while(&self.rings, Some(limit), idle));
     }
 }
 
@@ -123,21 +123,21 @@ impl DiskShared {
             place: place.clone(),
             seals,
             slot_bytes,
-            uses: Arc::new(FairMutex::new(Uses::new(Arc::clone(&door)))),
-            keeper: FairMutex::default(),
+            uses: Arc::new(PriorityMutex::new(Uses::new(Arc::clone(&door)))),
+            keeper: PriorityMutex::default(),
             learner,
             process: Process::current(),
-            book: FairMutex::new(Book::new(options.quota_bytes, &shapes, door)),
-            health: FairMutex::new(DiskHealth::new(options.retry)),
+            book: PriorityMutex::new(Book::new(options.quota_bytes, &shapes, door)),
+            health: PriorityMutex::new(DiskHealth::new(options.retry)),
             shapes,
             ranks,
             lane: OnceLock::new(),
             options,
             planes: OnceLock::new(),
             identity: OnceLock::new(),
-            opening: FairMutex::default(),
-            discarded: FairMutex::default(),
-            about: FairMutex::default(),
+            opening: PriorityMutex::default(),
+            discarded: PriorityMutex::default(),
+            about: PriorityMutex::default(),
             queue: JobQueue::default(),
             ended: CopyEnds::default(),
             panic: PanicFlag::default(),
@@ -213,10 +213,10 @@ impl DiskShared {
 
     pub(crate) fn stats(&self) -> DiskStats {
         let broken = self.is_broken();
-        let book = lock(&self.book);
+        let book = lock_first(&self.book);
         let mut stats = self.ledger.counts();
         (stats.reading, stats.writing) = book.running.counts();
-        stats.out = broken || lock(&self.health).is_out();
+        stats.out = broken || lock_first(&self.health).is_out();
         stats.entries = book.entries.len() as u64;
         stats.left_over = book.left_over() as u64;
         stats.live_bytes = book.live_bytes();
@@ -457,15 +457,14 @@ impl DiskShared {
 
     /// Notes the latest uses of entries in the book.
     pub(crate) fn note_uses(&self) {
-        let used = lock(&self.uses).take();
-        let used: Vec<_> = used.into_iter().collect();
-        if used.is_empty() {
+        let mut used = lock_first(&self.uses).take().into_iter().peekable();
+        if used.peek().is_none() {
             return;
         }
-        for portion in used.chunks(PORTION) {
-            let mut book = lock(&self.book);
-            for name in portion {
-                book.note_use(name);
+        while used.peek().is_some() {
+            let mut book = lock_first(&self.book);
+            for name in used.by_ref().take(PORTION) {
+                book.note_use(&name);
             }
         }
         self.bell.ring();

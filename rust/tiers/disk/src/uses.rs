@@ -13,7 +13,7 @@ use crate::door::Door;
 use hybrid_pages::ids::{EntryId, TenantId};
 use hybrid_pages::policy::{Hints, NewEntry, NewRequest, Policy};
 use hybrid_pages::rows::Rows;
-use hybrid_pages_tiers::{FairGuard, FairMutex, Name, lock};
+use hybrid_pages_tiers::{Name, PriorityGuard, PriorityMutex, lock};
 
 /// An entry that is in the room.
 #[derive(Debug, Clone)]
@@ -114,11 +114,11 @@ impl Uses {
 
 /// The tier's policy, for the threads that save and restore its knowledge.
 #[derive(Clone)]
-pub(crate) struct Learner(Arc<FairMutex<Box<dyn Policy>>>);
+pub(crate) struct Learner(Arc<PriorityMutex<Box<dyn Policy>>>);
 
 impl Learner {
     pub(crate) fn new(policy: Box<dyn Policy>) -> Self {
-        Self(Arc::new(FairMutex::new(policy)))
+        Self(Arc::new(PriorityMutex::new(policy)))
     }
 
     /// The policy's knowledge, encoded in bytes.
@@ -148,11 +148,11 @@ const BEFORE: u64 = 1 << 40;
 pub(crate) struct Noting {
     policy: Learner,
     refreshes_path: bool,
-    uses: Arc<FairMutex<Uses>>,
+    uses: Arc<PriorityMutex<Uses>>,
 }
 
 impl Noting {
-    pub(crate) fn new(policy: Learner, uses: Arc<FairMutex<Uses>>) -> Self {
+    pub(crate) fn new(policy: Learner, uses: Arc<PriorityMutex<Uses>>) -> Self {
         let refreshes_path = lock(&policy.0).refreshes_path();
         Self {
             policy,
@@ -161,7 +161,7 @@ impl Noting {
         }
     }
 
-    fn policy(&self) -> FairGuard<'_, Box<dyn Policy>> {
+    fn policy(&self) -> PriorityGuard<'_, Box<dyn Policy>> {
         lock(&self.policy.0)
     }
 }

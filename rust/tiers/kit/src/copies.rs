@@ -27,7 +27,7 @@ impl CopyEnds {
         drop(self.added.send(CopyEnd { copy, result }));
     }
 
-    /// Moves the ends that are there now to `ended`, without a wait for those that add more.
+    /// Moves the ends that are there now to `ended`.
     pub fn take(&self, ended: &mut Vec<CopyEnd>) {
         ended.extend(self.ended.try_iter().take(self.ended.len()));
     }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use crate::counts::{Counts, Failure};
-use crate::lock::{FairMutex, lock};
+use crate::lock::{PriorityMutex, lock};
 
 /// The counts of a tier, and notes for an operator. The first failure of each kind is noted; further ones are only
 /// counted.
@@ -11,8 +11,8 @@ use crate::lock::{FairMutex, lock};
 pub struct Ledger<C: Counts> {
     /// The text that each note begins with.
     prefix: String,
-    counts: FairMutex<C>,
-    notes: FairMutex<Notes>,
+    counts: PriorityMutex<C>,
+    notes: PriorityMutex<Notes>,
 }
 
 #[derive(Debug, Default)]
@@ -28,8 +28,8 @@ impl<C: Counts> Ledger<C> {
     pub fn new(prefix: String) -> Self {
         Self {
             prefix,
-            counts: FairMutex::default(),
-            notes: FairMutex::default(),
+            counts: PriorityMutex::default(),
+            notes: PriorityMutex::default(),
         }
     }
 

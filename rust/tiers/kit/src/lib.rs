@@ -30,7 +30,7 @@ pub use counts::{Counts, Failure};
 pub use key_file::without_tenant;
 pub use keys::EncryptKeys;
 pub use ledger::Ledger;
-pub use lock::{Condvar, FairGuard, FairMutex, lock};
+pub use lock::{PriorityGuard, PriorityMutex, lock, lock_first};
 pub use name::{Identity, Name, mark_name, name_of, tail_group};
 pub use panics::{PanicFlag, panicked};
 pub use planes::Planes;

@@ -1,80 +1,105 @@
-//! The locks of tiers, which threads share with vLLM's scheduler.
+//! The locks that a tier's threads share with vLLM's scheduler.
 //!
 //! A thread that takes a lock again as soon as it has given it back leaves no chance to one that has to wake up first.
-//! So these locks are `parking_lot`'s: after at most a millisecond, one that is given back goes to the thread that
-//! waits. As the standard library's, they remember a panic under the lock.
+//! So a call of the scheduler that waits for a lock comes before threads that want it next.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::panicking;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-use hybrid_pages::guarded::Watch;
-pub use parking_lot::Condvar;
+use hybrid_pages::guarded::{self, Watch};
 
-/// A lock that no thread waits long for, and that a bench [watches](hybrid_pages::guarded::WATCHER).
+/// A lock that a bench [watches](hybrid_pages::guarded::WATCHER). Calls of the scheduler [come first](lock_first).
 #[derive(Debug, Default)]
-pub struct FairMutex<T> {
-    value: parking_lot::Mutex<T>,
-    poisoned: AtomicBool,
+pub struct PriorityMutex<T> {
+    value: Mutex<T>,
+    /// How many calls of the scheduler wait for the value.
+    waiting: AtomicUsize,
+    /// The lock of the one of them that gets it next.
+    next: Mutex<()>,
 }
 
-impl<T> FairMutex<T> {
+impl<T> PriorityMutex<T> {
     /// A lock for a value.
     pub const fn new(value: T) -> Self {
         Self {
-            value: parking_lot::Mutex::new(value),
-            poisoned: AtomicBool::new(false),
+            value: Mutex::new(value),
+            waiting: AtomicUsize::new(0),
+            next: Mutex::new(()),
         }
     }
 
     /// Whether a thread panicked while it had the lock.
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
-        self.poisoned.load(Ordering::Acquire)
+        self.value.is_poisoned()
     }
 }
 
-/// Takes a lock, also after a panic under it.
+/// Takes a lock for a thread, also after a panic under it.
 #[inline]
-pub fn lock<T>(mutex: &FairMutex<T>) -> FairGuard<'_, T> {
-    let value = mutex.value.lock();
-    FairGuard {
-        watch: Some(Watch::new()),
-        _panic: OnPanic {
-            poisoned: &mutex.poisoned,
-            before: panicking(),
-        },
-        value,
+pub fn lock<T>(mutex: &PriorityMutex<T>) -> PriorityGuard<'_, T> {
+    if mutex.waiting.load(Ordering::Acquire) > 0 {
+        drop(guarded::lock(&mutex.next));
     }
+    PriorityGuard::new(guarded::lock(&mutex.value))
+}
+
+/// Takes a lock for a call of the scheduler, also after a panic under it.
+#[inline]
+pub fn lock_first<T>(mutex: &PriorityMutex<T>) -> PriorityGuard<'_, T> {
+    PriorityGuard::new(match mutex.value.try_lock() {
+        Ok(value) => value,
+        Err(TryLockError::Poisoned(value)) => value.into_inner(),
+        Err(TryLockError::WouldBlock) => {
+            mutex.waiting.fetch_add(1, Ordering::AcqRel);
+            let _next = guarded::lock(&mutex.next);
+            let value = guarded::lock(&mutex.value);
+            mutex.waiting.fetch_sub(1, Ordering::AcqRel);
+            value
+        }
+    })
 }
 
 /// A lock that is held. Its fields are dropped in their order, the lock last.
 #[derive(Debug)]
-pub struct FairGuard<'a, T> {
+pub struct PriorityGuard<'a, T> {
     watch: Option<Watch<T>>,
-    _panic: OnPanic<'a>,
-    value: parking_lot::MutexGuard<'a, T>,
+    value: MutexGuard<'a, T>,
 }
 
-impl<T> FairGuard<'_, T> {
+impl<'a, T> PriorityGuard<'a, T> {
+    fn new(value: MutexGuard<'a, T>) -> Self {
+        let watch = Some(Watch::new());
+        Self { watch, value }
+    }
+
     /// Waits while the value is `idle`, no longer than the limit. Meanwhile others may have the lock. It is watched no
     /// longer.
+    #[must_use]
     pub fn wait_while(
-        &mut self,
+        self,
         bell: &Condvar,
         limit: Option<Duration>,
         idle: impl FnMut(&mut T) -> bool,
-    ) {
-        self.watch = None;
-        match limit {
-            Some(limit) => drop(bell.wait_while_for(&mut self.value, idle, limit)),
-            None => bell.wait_while(&mut self.value, idle),
-        }
+    ) -> Self {
+        drop(self.watch);
+        let value = match limit {
+            None => bell
+                .wait_while(self.value, idle)
+                .unwrap_or_else(PoisonError::into_inner),
+            Some(limit) => {
+                let waited = bell.wait_timeout_while(self.value, limit, idle);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        let watch = None;
+        Self { watch, value }
     }
 }
 
-impl<T> Deref for FairGuard<'_, T> {
+impl<T> Deref for PriorityGuard<'_, T> {
     type Target = T;
 
     #[inline]
@@ -83,26 +108,10 @@ impl<T> Deref for FairGuard<'_, T> {
     }
 }
 
-impl<T> DerefMut for FairGuard<'_, T> {
+impl<T> DerefMut for PriorityGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         &mut self.value
-    }
-}
-
-/// Notes a panic that begins while the lock is held.
-#[derive(Debug)]
-struct OnPanic<'a> {
-    poisoned: &'a AtomicBool,
-    before: bool,
-}
-
-impl Drop for OnPanic<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        if panicking() && !self.before {
-            self.poisoned.store(true, Ordering::Release);
-        }
     }
 }
 
@@ -117,55 +126,51 @@ mod tests {
 
     #[test]
     fn a_panic_under_the_lock_is_remembered_and_the_lock_still_works() {
-        let mutex = FairMutex::new(1);
-        assert_eq!(
-            unless_it_panics(|| panic!("not under the lock")),
-            None::<()>
-        );
-        *lock(&mutex) += 1;
-        assert!(!mutex.is_poisoned());
+        let mutex = PriorityMutex::new(1);
         let panics = || -> () {
             *lock(&mutex) += 1;
-            let _held = lock(&mutex);
+            let _held = lock_first(&mutex);
             panic!("under the lock");
         };
         assert_eq!(unless_it_panics(panics), None);
         assert!(mutex.is_poisoned());
-        assert_eq!(*lock(&mutex), 3);
-    }
-
-    #[test]
-    fn a_lock_that_is_taken_while_a_panic_passes_is_not_in_doubt() {
-        struct Locks<'a>(&'a FairMutex<u32>);
-        impl Drop for Locks<'_> {
-            fn drop(&mut self) {
-                *lock(self.0) += 1;
-            }
-        }
-        let mutex = FairMutex::new(0);
-        let panics = || -> () {
-            let _locks = Locks(&mutex);
-            panic!("before the lock");
-        };
-        assert_eq!(unless_it_panics(panics), None);
-        assert_eq!((*lock(&mutex), mutex.is_poisoned()), (1, false));
+        assert_eq!(*lock(&mutex), 2);
+        assert_eq!(*lock_first(&mutex), 2);
     }
 
     #[test]
     fn a_wait_ends_with_a_change_or_at_its_limit() {
-        let shared = Arc::new((FairMutex::new(false), Condvar::new()));
+        let shared = Arc::new((PriorityMutex::new(false), Condvar::new()));
         let (mutex, bell) = &*shared;
         let idle = |is: &mut bool| !*is;
-        lock(mutex).wait_while(bell, Some(Duration::from_millis(1)), idle);
+        let limit = Some(Duration::from_millis(1));
+        assert!(!*lock(mutex).wait_while(bell, limit, idle));
         let other = Arc::clone(&shared);
         let rings = thread::spawn(move || {
             *lock(&other.0) = true;
             other.1.notify_all();
         });
-        let mut held = lock(mutex);
-        held.wait_while(bell, None, idle);
-        assert!(*held);
-        drop(held);
+        assert!(*lock(mutex).wait_while(bell, None, idle));
         rings.join().unwrap();
+    }
+
+    #[test]
+    fn a_call_that_waits_comes_before_a_thread_that_wants_the_lock_again() {
+        let mutex = PriorityMutex::new(Vec::new());
+        thread::scope(|scope| {
+            let mut held = lock(&mutex);
+            scope.spawn(|| lock_first(&mutex).push("call"));
+            while mutex.waiting.load(Ordering::Acquire) == 0 {
+                thread::yield_now();
+            }
+            // It has its turn, too: whoever comes now is behind it.
+            while mutex.next.try_lock().is_ok() {
+                thread::yield_now();
+            }
+            held.push("thread");
+            drop(held);
+            lock(&mutex).push("again");
+        });
+        assert_eq!(*lock(&mutex), ["thread", "call", "again"]);
     }
 }

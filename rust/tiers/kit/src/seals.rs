@@ -17,7 +17,7 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 
 use crate::key_tree::{KEY_BYTES, Key};
 use crate::keys::{EncryptKeys, TenantKey, derive};
-use crate::lock::{FairMutex, lock};
+use crate::lock::{PriorityMutex, lock};
 use crate::name::{Identity, Name, name_of, tail_group};
 
 /// Version of seals, and of encrypted entries in remote stores.
@@ -41,9 +41,9 @@ pub struct Seals(Option<Sealed>);
 #[derive(Debug)]
 struct Sealed {
     keys: EncryptKeys,
-    known: FairMutex<HashMap<Arc<[u8]>, Arc<SealedNamespace>>>,
+    known: PriorityMutex<HashMap<Arc<[u8]>, Arc<SealedNamespace>>>,
     /// Keys of tenants that were found by what entries tell of their owner.
-    owners: FairMutex<HashMap<Key, Arc<TenantKey>>>,
+    owners: PriorityMutex<HashMap<Key, Arc<TenantKey>>>,
 }
 
 #[derive(Debug)]
@@ -59,8 +59,8 @@ impl Seals {
     pub fn new(keys: Option<EncryptKeys>) -> Self {
         Self(keys.map(|keys| Sealed {
             keys,
-            known: FairMutex::default(),
-            owners: FairMutex::default(),
+            known: PriorityMutex::default(),
+            owners: PriorityMutex::default(),
         }))
     }
 

@@ -58,7 +58,7 @@ impl MooncakeHandle {
     /// The tier's counts at this moment.
     #[must_use]
     pub fn stats(&self) -> MooncakeStats {
-        let state = self.0.state();
+        let state = self.0.state_first();
         let mut stats = self.0.ledger.counts();
         stats.out = !state.answers_now();
         stats.shared = state.identity.is_some() && !state.cleared;

@@ -224,6 +224,9 @@ impl HelperLink {
             drop(state);
             // Written without the lock: the keys of a full batch take a millisecond.
             let message = self::message(&shared, &self.identity, id, &told);
+            if let Some(batch) = shared.state().running.get_mut(&id) {
+                batch.given = Instant::now();
+            }
             if let Err(error) = running.helper.tell(&message) {
                 shared.failed(
                     MooncakeFailure::Helper,

@@ -1,6 +1,6 @@
 //! The state that a tier shares with its threads and handles.
 
-use std::sync::OnceLock;
+use std::sync::{Condvar, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -8,7 +8,8 @@ use hybrid_pages::error::{Cause, Error, Result};
 use hybrid_pages::tier::CopyId;
 use hybrid_pages::transfer::Process;
 use hybrid_pages_tiers::{
-    Condvar, CopyEnds, EntrySize, FairGuard, FairMutex, Ledger, PanicFlag, Planes, lock, panicked,
+    CopyEnds, EntrySize, Ledger, PanicFlag, Planes, PriorityGuard, PriorityMutex, lock, lock_first,
+    panicked,
 };
 
 use crate::options::MooncakeOptions;
@@ -37,13 +38,13 @@ pub(crate) struct MooncakeShared {
     pub(crate) slot_bytes: usize,
     pub(crate) planes: OnceLock<Planes>,
     pub(crate) staging: StagingMemory,
-    state: FairMutex<MooncakeState>,
+    state: PriorityMutex<MooncakeState>,
     /// Wakes the link when there is work.
     pub(crate) bell: Condvar,
     pub(crate) ended: CopyEnds,
     panic: PanicFlag,
     /// The link's thread.
-    pub(crate) link: FairMutex<Option<JoinHandle<()>>>,
+    pub(crate) link: PriorityMutex<Option<JoinHandle<()>>>,
     process: Process,
     pub(crate) ledger: Ledger<MooncakeStats>,
 }
@@ -75,7 +76,7 @@ impl MooncakeShared {
             Error::remote(Cause::new(what, error))
         })?;
         Ok(Self {
-            state: FairMutex::new(MooncakeState::new(options.retry, staging.cells())),
+            state: PriorityMutex::new(MooncakeState::new(options.retry, staging.cells())),
             options,
             classes,
             block_tokens,
@@ -86,7 +87,7 @@ impl MooncakeShared {
             bell: Condvar::new(),
             ended: CopyEnds::default(),
             panic: PanicFlag::default(),
-            link: FairMutex::default(),
+            link: PriorityMutex::default(),
             process: Process::current(),
             ledger: Ledger::new(String::new()),
         })
@@ -106,9 +107,20 @@ impl MooncakeShared {
         header_bytes(self.ranks)
     }
 
-    /// Locks the state. After a panic the tier is closed: nothing is found or taken any more.
-    pub(crate) fn state(&self) -> FairGuard<'_, MooncakeState> {
-        let mut state = lock(&self.state);
+    /// Locks the state for a thread. After a panic the tier is closed: nothing is found or taken any more.
+    pub(crate) fn state(&self) -> PriorityGuard<'_, MooncakeState> {
+        self.checked(lock(&self.state))
+    }
+
+    /// Locks the state for a call of the scheduler.
+    pub(crate) fn state_first(&self) -> PriorityGuard<'_, MooncakeState> {
+        self.checked(lock_first(&self.state))
+    }
+
+    fn checked<'a>(
+        &self,
+        mut state: PriorityGuard<'a, MooncakeState>,
+    ) -> PriorityGuard<'a, MooncakeState> {
         if self.is_broken() {
             state.closed = true;
             if self.panic.report_once() {
@@ -131,9 +143,9 @@ impl MooncakeShared {
     }
 
     /// Waits for work, but no longer than a tick.
-    pub(crate) fn wait_for_work(&self, mut state: FairGuard<'_, MooncakeState>, tick: Duration) {
+    pub(crate) fn wait_for_work(&self, state: PriorityGuard<'_, MooncakeState>, tick: Duration) {
         let idle = |state: &mut MooncakeState| !state.closed && !state.lost && !state.has_work();
-        state.wait_while(&self.bell, Some(tick), idle);
+        drop(state.wait_while(&self.bell, Some(tick), idle));
     }
 
     pub(crate) fn end(&self, copy: CopyId, result: Result<Vec<u64>>) {

@@ -156,7 +156,7 @@ impl Below for Mooncake {
 
     fn expects(&self, _entries: u64, bytes: u64) -> Option<Duration> {
         let weighs = self.shared.options.weighs;
-        weighs.then(|| self.shared.state().speed.expects(bytes))
+        weighs.then(|| self.shared.state_first().speed.expects(bytes))
     }
 
     fn accepts(&mut self, entry: &NewEntry) -> bool {
@@ -164,7 +164,7 @@ impl Below for Mooncake {
             self.shared.ledger.count(|counts| counts.unproven += 1);
             return false;
         }
-        let able = self.shared.state().takes_writes();
+        let able = self.shared.state_first().takes_writes();
         if !able {
             self.shared.ledger.count(|counts| counts.dropped += 1);
         }
@@ -174,7 +174,7 @@ impl Below for Mooncake {
     fn write(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId], checksums: &[u64]) {
         let shared = &self.shared;
         let (name, class) = (name_of(key), key.class_index);
-        let mut state = shared.state();
+        let mut state = shared.state_first();
         if !state.takes_writes() {
             return shared.end(copy, Err(refused("a store that takes writes", "none")));
         }
@@ -201,7 +201,7 @@ impl Below for Mooncake {
 
     fn read(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId]) {
         let shared = &self.shared;
-        let mut state = shared.state();
+        let mut state = shared.state_first();
         if !state.answers_now() {
             return shared.end(copy, Err(refused("a store that answers", "an outage")));
         }
@@ -227,7 +227,7 @@ impl Below for Mooncake {
     fn find(&mut self, key: &EntryKey) -> Found {
         let shared = &self.shared;
         let name = name_of(key);
-        let mut state = shared.state();
+        let mut state = shared.state_first();
         let known = if state.answers_now() {
             state.known(&name)
         } else {
@@ -267,7 +267,7 @@ impl Below for Mooncake {
     }
 
     fn may_have(&mut self, key: &EntryKey) -> Option<bool> {
-        let mut state = self.shared.state();
+        let mut state = self.shared.state_first();
         let known = self.known_or_asked(&mut state, name_of(key), key.class_index);
         (known != KnownEntry::Asking).then_some(matches!(known, KnownEntry::Here(_)))
     }
@@ -276,7 +276,7 @@ impl Below for Mooncake {
     /// later call, about all marks at once.
     fn tail_lengths(&mut self, namespace: &[u8], stem: u64, lengths: &mut Vec<u32>) -> bool {
         let shared = &self.shared;
-        let mut state = shared.state();
+        let mut state = shared.state_first();
         let group = tail_group(namespace, stem);
         let mut asking =
             match self.known_or_asked(&mut state, first_mark(group), shared.mark_class()) {
@@ -296,12 +296,12 @@ impl Below for Mooncake {
     /// Undoes a write that waits. A value in the store stays, since others may use it.
     fn evict(&mut self, key: &EntryKey) {
         let name = name_of(key);
-        self.undo_write(&mut self.shared.state(), &name, false);
+        self.undo_write(&mut self.shared.state_first(), &name, false);
     }
 
     fn remove(&mut self, key: &EntryKey) {
         let name = name_of(key);
-        let mut state = self.shared.state();
+        let mut state = self.shared.state_first();
         self.undo_write(&mut state, &name, true);
         state.unsay(&name);
         // An entry that others have put stays in the store, but this process leaves it alone for a while.
@@ -312,7 +312,7 @@ impl Below for Mooncake {
 
     fn forget(&mut self, key: &EntryKey) {
         let name = name_of(key);
-        let mut state = self.shared.state();
+        let mut state = self.shared.state_first();
         self.undo_write(&mut state, &name, false);
         state.unsay(&name);
     }
@@ -324,7 +324,7 @@ impl Below for Mooncake {
         if shared.is_inherited() {
             return;
         }
-        let mut state = shared.state();
+        let mut state = shared.state_first();
         if state.closed || std::mem::replace(&mut state.cleared, true) {
             return;
         }
@@ -373,7 +373,7 @@ mod tests {
         options.weighs = false;
         let policy = Box::new(Lru::new(Placement::Every, false));
         let tier = Mooncake::open(options, &geometry, 64, policy).unwrap();
-        tier.shared.state().ready = true;
+        tier.shared.state_first().ready = true;
         tier
     }
 
@@ -422,11 +422,11 @@ mod tests {
     fn after_a_panic_under_its_lock_nothing_is_found_or_taken() {
         let mut tier = tier();
         let name = name_of(&key());
-        tier.shared.state().answered(name, Some(vec![7]));
+        tier.shared.state_first().answered(name, Some(vec![7]));
         assert_eq!(tier.find(&key()), Found::Here(vec![7]));
         let shared = Arc::clone(&tier.shared);
         let planted = std::thread::spawn(move || {
-            let _state = shared.state();
+            let _state = shared.state_first();
             panic!("planted");
         });
         planted.join().unwrap_err();
@@ -446,7 +446,7 @@ mod tests {
         };
         let (work, given) = (HelperWork::Get(vec![get]), Instant::now());
         tier.shared
-            .state()
+            .state_first()
             .running
             .insert(1, HelperBatch { work, given });
         let mut tile = [0; hybrid_pages::transfer::TILE_BYTES];

@@ -1,6 +1,6 @@
 //! Errors of the store's client, with possible secrets left out.
 
-use hybrid_pages_tiers::{FairMutex, lock};
+use hybrid_pages_tiers::{PriorityMutex, lock};
 use std::collections::BTreeSet;
 use std::error::Error as StdError;
 use std::fmt::{self, Display, Formatter};
@@ -147,7 +147,7 @@ fn without_secrets(error: &object_store::Error) -> String {
 
 /// Values that errors must not tell: all that clients may have found in the environment. Errors come from threads that
 /// must not read the environment, since Python may change it meanwhile.
-static KNOWN: FairMutex<BTreeSet<String>> = FairMutex::new(BTreeSet::new());
+static KNOWN: PriorityMutex<BTreeSet<String>> = PriorityMutex::new(BTreeSet::new());
 
 /// Names and values of environment variables that may be secret. From now on errors leave these values out.
 pub(crate) fn secrets() -> Vec<(String, String)> {

@@ -15,7 +15,7 @@ use futures::stream::{self, BoxStream};
 use hybrid_pages::ids::SlotId;
 use hybrid_pages::tier::CopyId;
 use hybrid_pages::transfer::{TILE_BYTES, combine};
-use hybrid_pages_tiers::{FairGuard, FairMutex, Seal, lock, sealed_bytes};
+use hybrid_pages_tiers::{PriorityGuard, PriorityMutex, Seal, lock, sealed_bytes};
 use tokio::sync::mpsc::{Sender, channel};
 
 use crate::pack::PackId;
@@ -46,10 +46,10 @@ pub(crate) struct FilePart {
 
 /// Whether a copy was stopped. The lock is held while its slots are touched.
 #[derive(Debug, Clone, Default)]
-struct Stopped(Arc<FairMutex<bool>>);
+struct Stopped(Arc<PriorityMutex<bool>>);
 
 impl Stopped {
-    fn check(&self) -> io::Result<FairGuard<'_, bool>> {
+    fn check(&self) -> io::Result<PriorityGuard<'_, bool>> {
         let stopped = lock(&self.0);
         if *stopped {
             return Err(io::Error::other("expected a copy, found that it had ended"));

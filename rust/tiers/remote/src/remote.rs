@@ -9,7 +9,7 @@ use hybrid_pages::ids::{EntryKey, SlotId};
 use hybrid_pages::policy::{NewEntry, Policy};
 use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room};
 use hybrid_pages_tiers::{
-    Seal, entry_sizes, largest_entry, lock, queue_slots, refused, shared_room,
+    Seal, entry_sizes, largest_entry, lock_first, queue_slots, refused, shared_room,
 };
 
 use crate::catalog::Catalog;
@@ -81,7 +81,7 @@ impl Remote {
             return;
         }
         let begins = {
-            let mut state = lock(&self.shared.state);
+            let mut state = lock_first(&self.shared.state);
             let used = !state.closed && !state.cleared;
             let tries = state.answers.may_try() | state.reads.may_try();
             // Other engines may have taken back packs that are still in the catalog.
@@ -97,7 +97,7 @@ impl Remote {
     /// Whether entries may be written and found.
     fn is_used(&self) -> bool {
         let broken = self.shared.is_broken();
-        let state = lock(&self.shared.state);
+        let state = lock_first(&self.shared.state);
         self.shared.connection.get().is_some() && !broken && !state.closed && !state.cleared
     }
 }
@@ -127,7 +127,7 @@ impl Below for Remote {
             return false;
         }
         let able = self.is_used() && {
-            let state = lock(&self.shared.state);
+            let state = lock_first(&self.shared.state);
             !state.is_out() && (!state.writes.is_open() || state.writes.is_due())
         };
         if !able {
@@ -150,7 +150,7 @@ impl Below for Remote {
         if !fits {
             return self.end(copy, Err(refused("slots of the arena", "others")));
         }
-        let mut state = lock(&shared.state);
+        let mut state = lock_first(&shared.state);
         if state.closed || state.cleared {
             drop(state);
             return self.end(copy, Err(refused("a store that takes writes", "none")));
@@ -183,7 +183,7 @@ impl Below for Remote {
         let shared = &self.shared;
         let (name, seal) = shared.seals.entry(key);
         let used = self.is_used();
-        let mut state = lock(&shared.state);
+        let mut state = lock_first(&shared.state);
         let out = state.is_out() || !used;
         let spot = state.catalog.find(&name).filter(|_| !state.closed).cloned();
         let Some((spot, connection)) = spot.zip(shared.connection.get()) else {
@@ -227,7 +227,7 @@ impl Below for Remote {
             return Found::Absent;
         }
         let (name, seal) = self.shared.seals.entry(key);
-        let mut state = lock(&self.shared.state);
+        let mut state = lock_first(&self.shared.state);
         let suspect = state.suspects.get(&name).copied();
         let suspect = suspect.is_some_and(|until| {
             let waits = Instant::now() < until;
@@ -266,7 +266,7 @@ impl Below for Remote {
 
     fn may_have(&mut self, key: &EntryKey) -> Option<bool> {
         let name = self.shared.seals.name_of(key);
-        Some(lock(&self.shared.state).catalog.find(&name).is_some())
+        Some(lock_first(&self.shared.state).catalog.find(&name).is_some())
     }
 
     fn tail_lengths(&mut self, namespace: &[u8], stem: u64, lengths: &mut Vec<u32>) -> bool {
@@ -275,7 +275,7 @@ impl Below for Remote {
         }
         let group = self.shared.seals.tail_group(namespace, stem);
         let answer = {
-            let mut state = lock(&self.shared.state);
+            let mut state = lock_first(&self.shared.state);
             if state.is_out() || state.catalog.tail_lengths(group, lengths) {
                 return false;
             }
@@ -291,31 +291,31 @@ impl Below for Remote {
     fn expects(&self, _entries: u64, bytes: u64) -> Option<Duration> {
         match self.shared.options.admit {
             Admit::All => None,
-            Admit::Auto => Some(lock(&self.shared.state).speed.expects(bytes)),
+            Admit::Auto => Some(lock_first(&self.shared.state).speed.expects(bytes)),
         }
     }
 
     fn in_time(&self) -> Option<u64> {
-        let state = lock(&self.shared.state);
+        let state = lock_first(&self.shared.state);
         state.speed.in_time(self.shared.options.deadline)
     }
 
     /// Undoes a write under way. An entry in the store stays, since others may use it.
     fn evict(&mut self, key: &EntryKey) {
         let name = self.shared.seals.name_of(key);
-        lock(&self.shared.state).writing.remove(&name);
+        lock_first(&self.shared.state).writing.remove(&name);
     }
 
     fn remove(&mut self, key: &EntryKey) {
         let name = self.shared.seals.name_of(key);
-        let mut state = lock(&self.shared.state);
+        let mut state = lock_first(&self.shared.state);
         state.writing.remove(&name);
         state.catalog.remove(&name, None, &self.shared.classes);
     }
 
     fn forget(&mut self, key: &EntryKey) {
         let name = self.shared.seals.name_of(key);
-        lock(&self.shared.state).writing.remove(&name);
+        lock_first(&self.shared.state).writing.remove(&name);
     }
 
     /// Stops sharing, since the identity does not describe this engine's results any more, and takes back all packs
@@ -325,7 +325,7 @@ impl Below for Remote {
         if shared.is_inherited() {
             return;
         }
-        let mut state = lock(&shared.state);
+        let mut state = lock_first(&shared.state);
         if state.closed || std::mem::replace(&mut state.cleared, true) {
             return;
         }

@@ -12,8 +12,9 @@ use hybrid_pages::ids::SlotId;
 use hybrid_pages::tier::CopyId;
 use hybrid_pages::transfer::{Process, TILE_BYTES, tile_digest};
 use hybrid_pages_tiers::{
-    CircuitBreaker, CopyEnds, EntrySize, FairMutex, Identity, Ledger, Name, PanicFlag, Planes,
-    Recent, SEALED_FORMAT_VERSION, SealedPlace, Seals, Speed, lock, panicked, sealed_bytes,
+    CircuitBreaker, CopyEnds, EntrySize, Identity, Ledger, Name, PanicFlag, Planes, PriorityMutex,
+    Recent, SEALED_FORMAT_VERSION, SealedPlace, Seals, Speed, lock, lock_first, panicked,
+    sealed_bytes,
 };
 use object_store::path::Path;
 use tokio::runtime::{Handle, Runtime};
@@ -42,14 +43,14 @@ pub(crate) struct RemoteShared {
     pub(crate) ranks: usize,
     pub(crate) slot_bytes: usize,
     pub(crate) connection: OnceLock<RemoteConnection>,
-    pub(crate) state: FairMutex<RemoteState>,
+    pub(crate) state: PriorityMutex<RemoteState>,
     pub(crate) ended: CopyEnds,
     /// Listed packs whose tables were not read yet, with the bytes of their objects. Only the running listing uses
     /// it.
-    pub(crate) unread: FairMutex<BTreeMap<PackId, (PackName, u64)>>,
+    pub(crate) unread: PriorityMutex<BTreeMap<PackId, (PackName, u64)>>,
     /// Whether all copies have given up their slots. A thread holds this lock while it touches slots.
     left: RwLock<bool>,
-    runtime: FairMutex<Option<Runtime>>,
+    runtime: PriorityMutex<Option<Runtime>>,
     pub(crate) ledger: Ledger<RemoteStats>,
     panic: PanicFlag,
     process: Process,
@@ -149,7 +150,7 @@ impl RemoteShared {
             ranks,
             slot_bytes,
             connection: OnceLock::new(),
-            state: FairMutex::new(RemoteState {
+            state: PriorityMutex::new(RemoteState {
                 catalog: Catalog::new(options.most_entries),
                 freshness: Freshness::default(),
                 running: HashMap::new(),
@@ -169,9 +170,9 @@ impl RemoteShared {
                 liar: None,
             }),
             ended: CopyEnds::default(),
-            unread: FairMutex::default(),
+            unread: PriorityMutex::default(),
             left: RwLock::new(false),
-            runtime: FairMutex::new(None),
+            runtime: PriorityMutex::new(None),
             ledger: Ledger::new(format!("remote store {}: ", options.place.shown())),
             panic: PanicFlag::default(),
             process: Process::current(),
@@ -249,7 +250,7 @@ impl RemoteShared {
     }
 
     pub(crate) fn stats(&self) -> RemoteStats {
-        let state = lock(&self.state);
+        let state = lock_first(&self.state);
         let mut stats = self.ledger.counts();
         stats.writing = state.writes_running;
         stats.reading = state.running.len() as u64 - state.writes_running;

@@ -41,7 +41,13 @@ impl Restore {
                 if !state.is_discovered(namespace, keys, &mut known)? {
                     return Ok(None);
                 }
-                state.plan_restore(namespace, keys, first).map(Some)
+                let mut task = state.plan_restore(namespace, keys, first)?;
+                let short = |task: &&mut RestoreTask| task.target.needs.len() <= portion;
+                if let Some(task) = task.as_mut().filter(short) {
+                    let keys = &keys[..task.target.blocks];
+                    state.pin_on(task, keys, portion);
+                }
+                Ok(Some(task))
             };
             let Some(task) = locked.in_portions(plan)?.flatten() else {
                 return Ok(None);
@@ -55,12 +61,8 @@ impl Restore {
             let keys = &keys[..task.target.blocks];
             task.target.keys = keys.to_vec();
             task.pins.reserve(task.target.needs.len());
-            let pinned = locked.in_portions(|state| Ok(state.pin_on(task, keys, portion)))?;
-            if pinned == Some(true)
-                && locked
-                    .in_portions(|state| Ok(state.find_depth(task)))?
-                    .is_some()
-            {
+            if task.is_pinned() || locked.go_on(|state| Ok(state.pin_on(task, keys, portion)))? {
+                locked.go_on(|state| Ok(state.find_depth(task)))?;
                 return Ok(Some(restore));
             }
         }

@@ -7,15 +7,15 @@ use redb::{BackendError, StorageBackend};
 
 use crate::door::DoorFile;
 use hybrid_pages::error::Cause;
-use hybrid_pages_tiers::{FairMutex, lock};
+use hybrid_pages_tiers::{PriorityMutex, lock};
 
 /// A copy of redb's file.
 #[derive(Debug)]
-pub(crate) struct InMemory(FairMutex<Vec<u8>>);
+pub(crate) struct InMemory(PriorityMutex<Vec<u8>>);
 
 impl InMemory {
     pub(crate) const fn new(bytes: Vec<u8>) -> Self {
-        Self(FairMutex::new(bytes))
+        Self(PriorityMutex::new(bytes))
     }
 }
 
@@ -73,7 +73,7 @@ fn range_of(offset: u64, length: usize) -> Option<std::ops::Range<usize>> {
 
 /// Keeps the first error of the system in a series of calls, since redb's errors don't tell one from damage.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Refused(Arc<FairMutex<Option<io::Error>>>);
+pub(crate) struct Refused(Arc<PriorityMutex<Option<io::Error>>>);
 
 impl Refused {
     /// Notes the error if a call was refused.

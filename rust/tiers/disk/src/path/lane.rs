@@ -22,7 +22,7 @@ use super::trouble::Trouble;
 use crate::door::Door;
 use crate::stats::DiskFailure;
 use hybrid_pages::error::{Error, Result};
-use hybrid_pages_tiers::{FairMutex, lock};
+use hybrid_pages_tiers::{PriorityMutex, lock};
 
 const LOCK: &str = "lock";
 /// Longest time to wait for a lock, which another process may hold only to see whether it is free.
@@ -32,7 +32,7 @@ const LOOK: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(crate) struct DiskLane {
     folder: OwnedFd,
-    lock: FairMutex<Option<File>>,
+    lock: PriorityMutex<Option<File>>,
 }
 
 fn failed(path: &Path, what: &str, error: impl Into<io::Error>) -> Trouble {
@@ -64,7 +64,7 @@ impl DiskLane {
         let lock = take_lock(&here, folder.as_fd())?;
         Ok(Self {
             folder,
-            lock: FairMutex::new(Some(lock)),
+            lock: PriorityMutex::new(Some(lock)),
         })
     }
 
@@ -90,7 +90,7 @@ impl DiskLane {
             .map_err(|error| failed(&here.join(LOCK), "a file of the directory's owner", error))?;
         Ok(Self {
             folder,
-            lock: FairMutex::new(Some(lock)),
+            lock: PriorityMutex::new(Some(lock)),
         })
     }
 
