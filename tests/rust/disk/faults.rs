@@ -20,7 +20,9 @@ fn with_door(path: &std::path::Path) -> (Setup, BadDoor) {
 
 /// An engine whose host is empty, over a disk that has two prompts.
 fn stocked(setup: &Setup) -> Engine {
-    let engine = setup.engine();
+    let mut patient = setup.clone();
+    patient.options.deadline = LIMIT;
+    let engine = patient.engine();
     engine.keep("abc");
     engine.keep("xyz");
     drop(engine);
