@@ -30,7 +30,7 @@ impl CacheState {
     pub(super) fn invalidate(&mut self, ids: &mut Vec<EntryId>, dropped: &mut u64) -> Option<()> {
         // Boundaries from a page that is to go down to the end of something that hangs from it.
         let mut path = Vec::new();
-        for _ in 0..PORTION {
+        for _ in 0..PORTION.div_ceil(2) {
             let Some(&id) = ids.last() else { break };
             let entry = self.entries.get(id);
             let mut named = u64::from(entry.places.in_host());
