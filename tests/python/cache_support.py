@@ -6,6 +6,9 @@ A capital letter at the end is a tail: of one token, if it is an A.
 from __future__ import annotations
 
 import hashlib
+import os
+import sys
+from typing import Any
 
 from hybrid_pages._core import (
     Cache,
@@ -102,3 +105,21 @@ CALLS = {
         namespace, keys, **{"end": 1, "output_tokens": 1, **more}
     ),
 }
+
+
+def use_in_a_fork(process: Any) -> None:
+    """Uses the cache of a process that stored "abc" in a fork of it, which has none of the tier's
+    threads, then restores that. Ends the process."""
+    child = os.fork()
+    if child:
+        _, status = os.waitpid(child, 0)
+        assert process.restore("abcd") == 3
+        sys.exit(os.waitstatus_to_exitcode(status))
+    for prompt in "defghijk":
+        for known in "abcd", prompt:
+            process.cache.lookup(process.namespace, keys(known))
+            process.cache.promote(process.namespace, keys(known))
+        with process.cache.reserve(process.namespace, keys(prompt), whole(prompt)) as lease:
+            commit(lease)
+        process.cache.poll()
+    os._exit(0)

@@ -238,27 +238,15 @@ assert refused > 3, refused
 
 
 FORKED = """
-import os, sys
+import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from cache_support import commit, keys, whole
+from cache_support import use_in_a_fork
 from test_disk import Process
 
 process = Process(Path(sys.argv[2]))
 process.store("abc")
-child = os.fork()
-if child:
-    _, status = os.waitpid(child, 0)
-    assert process.restore("abcd") == 3
-    sys.exit(os.waitstatus_to_exitcode(status))
-for prompt in "abcdefgh":
-    for known in "abc", prompt:
-        process.cache.lookup(process.namespace, keys(known))
-        process.cache.promote(process.namespace, keys(known))
-    with process.cache.reserve(process.namespace, keys(prompt), whole(prompt)) as lease:
-        commit(lease)
-    process.cache.poll()
-os._exit(0)
+use_in_a_fork(process)
 """
 
 

@@ -58,27 +58,15 @@ def test_what_one_process_writes_another_reads(fake):
 
 
 FORKED = """
-import os, sys
+import sys
 from pathlib import Path
 sys.path[:0] = sys.argv[1:3]
-from cache_support import commit, keys, whole
+from cache_support import use_in_a_fork
 from test_mooncake import Fake
 
 process = Fake(Path(sys.argv[3])).process()
 process.store("abc")
-child = os.fork()
-if child:
-    _, status = os.waitpid(child, 0)
-    assert process.restore("abcd") == 3
-    sys.exit(os.waitstatus_to_exitcode(status))
-for prompt in "defghijk":
-    for known in "abcd", prompt:
-        process.cache.lookup(process.namespace, keys(known))
-        process.cache.promote(process.namespace, keys(known))
-    with process.cache.reserve(process.namespace, keys(prompt), whole(prompt)) as lease:
-        commit(lease)
-    process.cache.poll()
-os._exit(0)
+use_in_a_fork(process)
 """
 
 
