@@ -86,7 +86,7 @@ impl<P: Policy> Retaining<P> {
         self.marks.get(id.0 as usize) == Some(&Mark::Held)
     }
 
-    /// Gives an entry back to the policy. Returns the facts about it.
+    /// Retains an entry no longer. Returns what was known about it.
     fn forget(&mut self, id: EntryId) -> Option<Retained> {
         let kept = self.kept.remove(&id)?;
         self.unlist(id, &kept);
