@@ -1,6 +1,7 @@
 //! One world: a disk, perhaps a remote store, and processes that use them one after another.
 
 use std::collections::{BTreeMap, HashMap};
+use std::iter;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -374,15 +375,28 @@ impl Life<'_> {
     /// Stores a prompt, waits until it is durable, and remembers that, unless something was in the way.
     fn keep(&mut self, prompt: &str) {
         let before = (self.records(), self.refused());
-        let new = self.engine.store(prompt);
+        let (written, running) = (self.written(), self.running());
+        let stored = self.engine.store(prompt);
         if !self.settle()
-            || new <= prompt.len()
+            || stored <= prompt.len()
             || before != (self.records(), self.refused())
             || !self.fresh
         {
             return;
         }
-        let ((disk, remote), stats) = (before.0, self.engine.below.disk.stats());
+        let ((mut disk, mut remote), stats) = (before.0, self.engine.below.disk.stats());
+        // What a tier had already may be hurt: unless it wrote all of it just now, or it was claimed before, anything
+        // that was ever done to its files explains a loss.
+        let now = self.written();
+        let known = self.world.claims.get(prompt).cloned().unwrap_or_default();
+        for (tier, record, known) in [(0, &mut disk, known.disk), (1, &mut remote, known.remote)] {
+            let at = |counts: &[u64]| counts.get(tier).copied().unwrap_or(0);
+            if at(&now) < at(&written) + at(&running) + stored as u64 {
+                record.done = known.unwrap_or_default().done;
+            } else {
+                self.world.tally.add("claims of new writes", 1);
+            }
+        }
         let claim = Claim {
             disk: (!stats.out && stats.persistent).then_some(disk),
             remote: self.engine.below.remote.as_ref().and_then(|it| {
@@ -394,6 +408,21 @@ impl Life<'_> {
             self.world.tally.add("prompts reported durable", 1);
             self.world.claims.insert(prompt.into(), claim);
         }
+    }
+
+    /// Entries that each tier has written.
+    fn written(&self) -> Vec<u64> {
+        let tiers = self.engine.cache.tiers();
+        tiers.iter().map(|tier| tier.written).collect()
+    }
+
+    /// Entries that each tier is writing.
+    fn running(&self) -> Vec<u64> {
+        let both = &self.engine.below;
+        let remote = both.remote.as_ref().map(|it| it.stats().writing);
+        iter::once(both.disk.stats().writing)
+            .chain(remote)
+            .collect()
     }
 
     /// Writes that a tier did not take.
