@@ -245,6 +245,26 @@ fn a_tier_evicts_by_its_own_policy_and_keeps_prefixes_whole() {
 }
 
 #[test]
+fn a_tier_without_room_for_a_checkpoint_keeps_the_page_that_it_hangs_from() {
+    // As many pages as a store offers at once: the checkpoint comes alone.
+    let prompt = "a".repeat(256);
+    let shelf = Handle::default();
+    let size = Size {
+        slots: 257,
+        queue: 1000,
+    };
+    let engine = Engine::new(&hybrid(), 300, &[(shelf.clone(), size)]);
+    for time in 0..3 {
+        engine.store(&prompt, &whole(&prompt));
+        engine.audit();
+        engine.cache.poll();
+        engine.audit();
+        assert_eq!(shelf.places(), pages(0..256), "at store {time}");
+    }
+    assert_eq!(engine.tier().usage.evicted, 0);
+}
+
+#[test]
 fn what_is_used_in_the_host_counts_as_used_below() {
     let shelf = Handle::default();
     let size = Size {

@@ -130,8 +130,13 @@ impl CacheState {
             return self.support(first);
         }
         let page = self.index.roles().attention?;
-        let is_page = |id: &&EntryId| self.entries.get(**id).class == page;
-        pinned.iter().filter(known).find(is_page).copied()
+        // A portion may begin behind the page of its first block.
+        let deepest = *pinned.iter().find(known)?;
+        if self.entries.get(deepest).class == page {
+            Some(deepest)
+        } else {
+            self.support(deepest)
+        }
     }
 
     /// Offers to a tier the new entries, and those before them that it lacks.
