@@ -91,7 +91,7 @@ impl CacheState {
 
     /// Discovers what tiers below have of a prompt, unless that is `known`. False if the lock is to be free before the
     /// caller goes on: there is more to ask, or the prompt is long, so that what follows takes a hold of its own.
-    pub(super) fn is_discovered(
+    pub(super) fn discover_on(
         &mut self,
         namespace: NamespaceId,
         keys: &[PrefixKey],

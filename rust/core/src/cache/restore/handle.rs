@@ -38,7 +38,7 @@ impl Restore {
         for portion in std::iter::repeat_n(PORTION, TRIES).chain([usize::MAX]) {
             let mut known = false;
             let plan = |state: &mut CacheState| {
-                if !state.is_discovered(namespace, keys, &mut known)? {
+                if !state.discover_on(namespace, keys, &mut known)? {
                     return Ok(None);
                 }
                 let mut task = state.plan_restore(namespace, keys, first)?;

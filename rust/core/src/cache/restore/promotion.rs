@@ -67,7 +67,7 @@ pub(super) enum PromotionStep {
 impl CacheState {
     /// Starts to read what the joint hit needs and the host lacks, in portions; without room for that, what a shallower
     /// boundary needs. Returns whether reads are under way; `None` if there is more to ask or to read first: then
-    /// `promotion` has what was begun. `known`: as [`is_discovered`](Self::is_discovered) takes it.
+    /// `promotion` has what was begun. `known`: as [`discover_on`](Self::discover_on) takes it.
     pub(crate) fn promote(
         &mut self,
         namespace: NamespaceId,
@@ -79,7 +79,7 @@ impl CacheState {
         if let Some(begun) = promotion.take() {
             return Ok(self.promote_begun(begun, keys, promotion));
         }
-        if !self.is_discovered(namespace, keys, known)? {
+        if !self.discover_on(namespace, keys, known)? {
             return Ok(None);
         }
         if !self.tiers.has_lower() {
