@@ -331,6 +331,13 @@ RUST = [
     ),
     _rust(
         "hybrid-pages",
+        "a checkpoint that is offered alone pushes out the page before it",
+        "            self.support(deepest)\n        }\n",
+        "            None\n        }\n",
+        "it::tiers::a_tier_without_room_for_a_checkpoint_keeps_the_page_that_it_hangs_from",
+    ),
+    _rust(
+        "hybrid-pages",
         "what is expected is retained from when the last request came",
         "state.tiers.room_mut(HOST).policy().pass_time(now);",
         "let _ = HOST;",
