@@ -367,7 +367,11 @@ impl ObjectStore for Shared {
 
 /// Does something to a file, or to the whole directory.
 pub fn spoil(folder: &FilePath, random: &Random) -> std::io::Result<()> {
-    let versions = folder.join("hybrid-pages-v1");
+    let plain = folder.join("hybrid-pages-v1");
+    let versions = match plain.is_dir() {
+        true => plain,
+        false => folder.join("hybrid-pages-v2"),
+    };
     let mut all = Vec::new();
     for identity in std::fs::read_dir(&versions)? {
         let identity = identity?.path();

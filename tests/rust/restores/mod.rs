@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::wild::PLANTED;
 use report::{report, setting};
-use world::{Tally, World, seeds};
+use world::{LOST_UNHARMED, Tally, World, seeds};
 
 /// They mostly wait, for a sync or a deadline.
 const THREADS: u64 = 24;
@@ -68,12 +68,16 @@ fn what_was_durable_comes_back_with_its_bytes_or_something_explains_its_loss() {
         }
     });
     let mut all = all.into_inner().unwrap();
-    for none in ["failed worlds", "durable prompts lost with a cause"] {
+    for none in [
+        "failed worlds",
+        "durable prompts lost with a cause",
+        LOST_UNHARMED,
+    ] {
         all.figures.entry(none.into()).or_default();
     }
     let figures = all.figures.iter().map(|(name, &it)| (name.as_str(), it));
     report(figures.clone());
     let figure = |name: &str| all.figures.get(name).copied().unwrap_or(0);
-    assert_eq!(figure("failed worlds"), 0);
+    assert_eq!((figure("failed worlds"), figure(LOST_UNHARMED)), (0, 0));
     assert!(figure("restores") >= wanted && figure("prompts reported durable") > 0);
 }

@@ -14,6 +14,7 @@ use hybrid_pages::tier::Below;
 use hybrid_pages_arena::Arena;
 use hybrid_pages_disk::{Disk, DiskFailure, DiskHandle, DiskOptions, DiskStats};
 use hybrid_pages_remote::{Remote, RemoteFailure, RemoteHandle, RemoteOptions, RemotePlace};
+use hybrid_pages_tiers::EncryptKeys;
 use object_store::path::Path as ObjectPath;
 
 use super::bad_door::BadDoor;
@@ -74,6 +75,8 @@ pub struct World {
     place: tempfile::TempDir,
     random: Random,
     geometry: Geometry,
+    /// What entries are encrypted with below the host, if they are.
+    keys: Option<EncryptKeys>,
     /// Faults that the disk's files meet.
     kinds: Vec<Kind>,
     loses_power: bool,
@@ -91,7 +94,10 @@ pub struct World {
 }
 
 const ROOMY: u64 = 1 << 30;
+/// A figure that shall be zero.
+pub const LOST_UNHARMED: &str = "durable prompts lost where nothing harms";
 const SLOT_BYTES: usize = 2048;
+const KEY: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 
 impl World {
     pub fn new(seed: u64) -> Self {
@@ -120,6 +126,7 @@ impl World {
         };
         Self {
             geometry: geometry(1_500, 2_600, 1 + random.below(2)),
+            keys: random.chance(33).then(|| EncryptKeys::parse(KEY).unwrap()),
             kinds,
             loses_power: random.chance(if calm { 15 } else { 25 }),
             changes_quota: random.chance(if calm { 15 } else { 40 }),
@@ -134,6 +141,13 @@ impl World {
             place,
             random,
         }
+    }
+
+    /// Whether nothing that is done here may cost an entry: calls are short, slow and interrupted, clocks jump, and
+    /// processes are killed.
+    fn is_harmless(&self) -> bool {
+        let harms = self.kinds.iter().any(|kind| kind.harms());
+        !(harms || self.hostile || self.loses_power || self.changes_quota)
     }
 
     /// Some processes, one after another.
@@ -170,6 +184,10 @@ impl World {
             self.tally.add("faults of stores", store.met());
         }
         self.tally.add("worlds", 1);
+        self.tally.add(
+            "worlds of encrypted entries",
+            u64::from(self.keys.is_some()),
+        );
     }
 
     fn start(&mut self, door: &WildDoor) -> Option<Engine> {
@@ -198,6 +216,7 @@ impl World {
         let config = cache_config(&self.geometry, SLOT_BYTES, self.slots, "lru");
         let policy = || policy::by_name("lru", config.shape()).unwrap();
         let mut options = DiskOptions::new(self.place.path().join("disk"), self.quota);
+        options.keys = self.keys.clone();
         options.threads = 2;
         options.deadline = Duration::from_secs(2);
         options.retry = Duration::from_millis(2);
@@ -237,6 +256,7 @@ impl World {
             }
         };
         let mut options = Setup::at(place).options;
+        options.keys = self.keys.clone();
         if self.hostile {
             options.deadline = Duration::from_millis(60);
             options.write_limit = Duration::from_millis(60);
@@ -406,6 +426,10 @@ impl Life<'_> {
         };
         if claim.disk.is_some() || claim.remote.is_some() {
             self.world.tally.add("prompts reported durable", 1);
+            let harmless = self.world.is_harmless();
+            self.world
+                .tally
+                .add("prompts durable where nothing harms", harmless.into());
             self.world.claims.insert(prompt.into(), claim);
         }
     }
@@ -462,6 +486,10 @@ impl Life<'_> {
                         .tally
                         .add(format!("lost from {tier}: {cause}"), 1);
                     self.world.tally.add("durable prompts lost with a cause", 1);
+                    // On a busy machine a call may take too long.
+                    let late = ["deadline", "an outage"].contains(&cause);
+                    let unharmed = self.world.is_harmless() && !late;
+                    self.world.tally.add(LOST_UNHARMED, unharmed.into());
                     return;
                 }
                 // What is being written has slots of the host, and a store that was just opened is being listed.
