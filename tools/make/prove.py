@@ -99,7 +99,7 @@ PARTS = {
         [
             *(
                 cargo(f"hybrid-pages-{it}", "lib", "fuzz::")
-                for it in ("disk", "remote", "mooncake")
+                for it in ("disk", "remote", "mooncake", "tiers")
             ),
             cargo("hybrid-pages-lab", "it", "fuzz::"),
             pytest(LIGHT, "tests/python/test_changed_inputs.py"),

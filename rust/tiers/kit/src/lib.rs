@@ -10,6 +10,9 @@ mod breaker;
 mod by_name;
 mod copies;
 mod counts;
+#[cfg(test)]
+#[path = "../../../../tests/rust/tiers/fuzz.rs"]
+mod fuzz;
 mod key_file;
 mod key_tree;
 mod keys;
