@@ -57,7 +57,7 @@ def _destroy(args: SimpleNamespace) -> tuple[dict[str, str], str]:
             "--salt: expected the tenant's cache_salt or its --sha256, found "
             f"{'neither' if args.salt is None else 'both'}: name one tenant"
         )
-    digest = args.sha256 or hashlib.sha256(args.salt.encode()).hexdigest()
+    digest = args.sha256 or _digest_of(args.salt)
     if not _DIGEST.fullmatch(digest):
         raise SettingsError(
             "--sha256: expected the SHA-256 of a cache_salt in 64 hexadecimal digits, found "
@@ -72,6 +72,15 @@ def _destroy(args: SimpleNamespace) -> tuple[dict[str, str], str]:
         "Remove every other copy of the old file, give the new one to all engines with this key, "
         "and restart them: until then they still have the old key."
     )
+
+
+def _digest_of(salt: str) -> str:
+    try:
+        return hashlib.sha256(salt.encode()).hexdigest()
+    except UnicodeEncodeError:  # other bytes of a command line are surrogates
+        raise SettingsError(
+            "--salt: expected a cache_salt in UTF-8, found other bytes: give its --sha256"
+        ) from None
 
 
 @contextmanager

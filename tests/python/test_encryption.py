@@ -1,5 +1,6 @@
 """The setting ``encrypt_key``, and two tenants of a store whose disk is encrypted."""
 
+import codecs
 import hashlib
 import json
 import logging
@@ -50,6 +51,26 @@ def test_a_file_without_a_key_is_refused_without_being_repeated(tmp_path, text, 
     path.write_text(text, encoding="latin-1")
     with pytest.raises(SettingsError, match=f"^encrypt_key: {re.escape(said)}") as error:
         read_keys(str(path))
+    assert "223344" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("mark", "encoding"),
+    [
+        (codecs.BOM_UTF8, "utf-8"),
+        (codecs.BOM_UTF16_LE, "utf-16-le"),
+        (codecs.BOM_UTF16_BE, "utf-16-be"),
+    ],
+)
+def test_a_byte_order_mark_is_named(tmp_path, monkeypatch, mark, encoding):
+    path = tmp_path / "key"
+    path.write_bytes(mark + MAIN.encode(encoding))
+    said = r"^encrypt_key: expected plain UTF-8, found a byte order mark at the start of "
+    with pytest.raises(SettingsError, match=said + re.escape(repr(str(path)))):
+        read_keys(str(path))
+    monkeypatch.setenv("KEYS_OF_A_TEST", f"\ufeff{MAIN}")
+    with pytest.raises(SettingsError, match=f"{said}'env:KEYS_OF_A_TEST'") as error:
+        read_keys("env:KEYS_OF_A_TEST")
     assert "223344" not in str(error.value)
 
 
@@ -131,6 +152,21 @@ def opened(tmp_path):
     yield open_store
     for store in stores:
         store.close()
+
+
+def test_a_start_warns_once_of_a_key_file_that_others_may_use(opened, tmp_path, caplog):
+    path = tmp_path / "key"
+    path.touch()
+    for mode in (0o600, 0o640, 0o644, 0o620):
+        path.chmod(mode)
+        caplog.clear()
+        opened(MAIN).close()
+        warned = [record.getMessage() for record in caplog.records]
+        expected = (
+            f"encrypt_key: expected a key file for its owner alone, found the mode {mode:04o} at "
+            f"{str(path)!r}: take the permissions of others away: chmod 600"
+        )
+        assert warned == ([expected] if mode & 0o77 else []), oct(mode)
 
 
 def keep(store, salt):
@@ -233,6 +269,7 @@ def test_a_tenant_is_destroyed_by_the_command_and_others_stay(opened, tmp_path, 
         (["destroy", "key", "--salt", "a", "--sha256", "b"], "found both: name one tenant"),
         (["destroy", "key", "--sha256", "b"], "64 hexadecimal digits"),
         (["destroy", "key", "--salt", ""], "expected a line `tenants`"),
+        (["destroy", "key", "--salt", os.fsdecode(b"a\xff")], "expected a cache_salt in UTF-8"),
         (["destroy", "missing", "--salt", "a"], "No such file"),
         (["destroy", "/dev/null", "--salt", "a"], "expected a key file"),
     ],

@@ -5,6 +5,8 @@ The text of a key file is read when a tier is opened, and kept nowhere in Python
 
 from __future__ import annotations
 
+import codecs
+import logging
 import os
 import re
 import stat
@@ -17,6 +19,7 @@ VARIABLE = "env:"
 """What the name of an environment variable follows, in the place of a file."""
 _MOST_BYTES = 64 << 20
 _LIKE_A_KEY = re.compile(r"(?!/)[0-9A-Za-z+/=\s-]{32,}")
+_BYTE_ORDER_MARKS = codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 
 
 def key_setting(given: str | os.PathLike[str] | None) -> str:
@@ -63,7 +66,13 @@ def read_keys(encrypt_key: str) -> str:
     """
     if not encrypt_key:
         return ""
-    text = _text(encrypt_key)
+    read = _read(encrypt_key)
+    if read.startswith(_BYTE_ORDER_MARKS):
+        raise SettingsError(
+            "encrypt_key: expected plain UTF-8, found a byte order mark at the start of "
+            f"{encrypt_key!r}: save it as UTF-8 without one"
+        )
+    text = read.decode("utf-8", "replace")
     try:
         encrypt_key_id(text)
     except InvalidArgumentError as error:
@@ -72,17 +81,29 @@ def read_keys(encrypt_key: str) -> str:
     return text
 
 
-def is_read_by_all(encrypt_key: str) -> bool:
-    """Whether every user of the machine may read the key file. False without a file."""
+def exposed_keys(encrypt_key: str) -> str:
+    """Says that others than its owner may use the key file; empty if not, and without a file."""
     if not encrypt_key or encrypt_key.startswith(VARIABLE):
-        return False
+        return ""
     try:
-        return bool(os.stat(encrypt_key).st_mode & stat.S_IROTH)
+        mode = stat.S_IMODE(os.stat(encrypt_key).st_mode)
     except (OSError, ValueError):
-        return False
+        return ""
+    if not mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return ""
+    return (
+        "encrypt_key: expected a key file for its owner alone, found the mode "
+        f"{mode:04o} at {_shown(encrypt_key)}"
+    )
 
 
-def _text(encrypt_key: str) -> str:
+def warn_of_exposed_keys(encrypt_key: str, log: logging.Logger) -> None:
+    """Logs :func:`exposed_keys`, if there is anything to say."""
+    if found := exposed_keys(encrypt_key):
+        log.warning("%s: take the permissions of others away: chmod 600", found)
+
+
+def _read(encrypt_key: str) -> bytes:
     if encrypt_key.startswith(VARIABLE):
         name = encrypt_key.removeprefix(VARIABLE)
         text = os.environ.get(name, "")
@@ -91,7 +112,7 @@ def _text(encrypt_key: str) -> str:
                 f"encrypt_key: expected keys in the environment variable {_shown(name)}, found "
                 "none: set it for the engine's process"
             )
-        return text.encode("utf-8", "replace").decode()  # other bytes than text are surrogates
+        return text.encode("utf-8", "replace")  # other bytes than text are surrogates
     try:
         # It is read more than once, and opening a pipe could wait forever.
         is_file = stat.S_ISREG(os.stat(encrypt_key).st_mode)
@@ -115,7 +136,7 @@ def _text(encrypt_key: str) -> str:
             f"encrypt_key: expected a file of at most {_MOST_BYTES} bytes, found more in "
             f"{encrypt_key!r}"
         )
-    return read.decode("utf-8", "replace")
+    return read
 
 
 def _shown(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hybrid_pages import DiskTree, ForeignError, HybridPagesError
 from hybrid_pages.adapter.disk import require_directory
-from hybrid_pages.adapter.encryption import is_read_by_all, read_keys
+from hybrid_pages.adapter.encryption import exposed_keys, read_keys
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.adapter.memory import GIB, require_huge_pages, require_memory
 from hybrid_pages.adapter.pool import budget_of
@@ -322,12 +322,9 @@ def _below(settings: Settings, nodes: int) -> Iterator[Finding]:
         read_keys(settings.encrypt_key)
     except SettingsError as error:
         yield Finding("encrypt-key", "start", str(error), "name a file that holds a key")
-    if is_read_by_all(settings.encrypt_key):
+    if exposed := exposed_keys(settings.encrypt_key):
         yield Finding(
-            "encrypt-key",
-            "safety",
-            f"encrypt_key: every user of this machine may read {settings.encrypt_key!r}",
-            "take the permission away: chmod 600",
+            "encrypt-key", "safety", exposed, "take the permissions of others away: chmod 600"
         )
 
 
