@@ -1,7 +1,7 @@
 //! The cache's threads in many orders, under shuttle: lookups, commits, evictions, promotions, restores in waves, ends
 //! of leases, resets and the end of the cache, above a tier whose copies another thread makes. Calls take the lock
-//! in portions of two blocks, so that others come in between. The tier has entries of an earlier process, and may
-//! answer later where it is asked.
+//! in portions of two blocks, so that others come in between. The tier has entries of an earlier process, may answer
+//! later where it is asked, and fails now and then. Classes, policies and sizes are those of any engine.
 //!
 //! Every slot has a word that says whose bytes it holds. Whoever holds a slot finds the same word until it lets go,
 //! and a word of before a reset is never found after it. `HYBRID_PAGES_RACES` is the number of orders.
@@ -17,9 +17,11 @@ mod tier;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cache_support::{CHECKPOINT, PAGE, config, keys, whole};
-use hybrid_pages::cache::{Cache, LeaseEntry, Medium, ReadLease, RestoreProgress};
-use hybrid_pages::ids::NamespaceId;
+use cache_support::{config, engines, keys};
+use hybrid_pages::cache::{
+    Arrival, Cache, CacheConfig, ClassConfig, LeaseEntry, Medium, ReadLease, RestoreProgress,
+};
+use hybrid_pages::ids::{ClassKind, NamespaceId};
 use hybrid_pages::policy::Hints;
 use shuttle::rand::Rng as _;
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
@@ -28,7 +30,6 @@ use tier::{Slots, Threaded, word};
 
 /// Entries that were read and compared, over all orders. No thread takes a turn here.
 static COMPARED: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
-const SLOTS: usize = 10;
 const THREADS: usize = 3;
 const CALLS: usize = 5;
 const PROMPTS: [&str; 10] = [
@@ -41,6 +42,7 @@ const LEFT: &str = "baabb";
 struct World {
     cache: Cache,
     namespace: NamespaceId,
+    classes: Vec<ClassConfig>,
     slots: Arc<Slots>,
     /// Whether the reset has begun, and whether it has ended: 0 or 1.
     begun: AtomicU64,
@@ -51,11 +53,39 @@ fn below(most: usize) -> usize {
     shuttle::rand::thread_rng().gen_range(0..most)
 }
 
+/// All pages of a prompt, and the checkpoint at its end.
+fn whole(classes: &[ClassConfig], prompt: &str) -> Vec<(usize, usize)> {
+    let blocks = prompt.len();
+    let each = classes.iter().enumerate().flat_map(|(class, it)| {
+        let from = match it.kind {
+            ClassKind::Recurrent => blocks - 1,
+            _ => 0,
+        };
+        (from..blocks).map(move |block| (class, block))
+    });
+    each.collect()
+}
+
+/// A small cache over a small tier, for an engine of any kind.
+fn settings() -> (CacheConfig, u64) {
+    let all = engines();
+    let policy = ["lru", "reuse"][below(2)];
+    let classes = &all[below(all.len())];
+    let most: usize = classes.iter().map(|class| class.slots_per_entry).sum();
+    let slots = most * (3 + below(4));
+    let config = CacheConfig {
+        policy: policy.into(),
+        tenant_slots: (below(4) == 0).then_some(slots / 2),
+        ..config(classes, slots)
+    };
+    (config, (most * (2 + below(5))) as u64)
+}
+
 impl World {
     fn store(&self, prompt: &str) {
-        let reserved = self
-            .cache
-            .reserve(self.namespace, &keys(prompt), &whole(prompt));
+        let reserved =
+            self.cache
+                .reserve(self.namespace, &keys(prompt), &whole(&self.classes, prompt));
         let mut lease = reserved.unwrap();
         // A reset after the reservation voids it, one before it is known here.
         let epoch = self.begun.load(Ordering::SeqCst);
@@ -102,8 +132,10 @@ impl World {
                 thread::yield_now();
             }
         }
-        if below(8) == 0 {
-            self.cache.invalidate(&lease).unwrap();
+        match below(16) {
+            0 | 1 => drop(self.cache.invalidate(&lease).unwrap()),
+            2 => drop(self.cache.leave_to(&lease, 1).unwrap()),
+            _ => (),
         }
     }
 
@@ -150,7 +182,17 @@ impl World {
             retain: 1000,
             ..Hints::NONE
         };
-        match below(22) {
+        match below(24) {
+            22 | 23 => {
+                let arrival = Arrival {
+                    now: below(100) as u64,
+                    tokens: 1,
+                    limit: prompt.len(),
+                    hints: Hints::NONE,
+                };
+                let keys = keys(prompt);
+                self.cache.admit(self.namespace, &keys, arrival).unwrap();
+            }
             20 => drop(self.cache.changes(Medium::Host, below(3) == 0)),
             21 => {
                 let keys = keys(prompt);
@@ -174,19 +216,24 @@ impl World {
 
 /// Threads at work on a small cache, and then its end.
 fn work() {
-    let slots = Arc::new(Slots::new(SLOTS));
-    let left = whole(LEFT).into_iter();
+    let (config, room) = settings();
+    let slots = Arc::new(Slots::new(config.slots));
+    let left = whole(&config.classes, LEFT).into_iter();
     let left = left.map(|(class, block)| (keys(LEFT)[block], class));
-    let (tier, copies) = Threaded::boxed(&slots, 12, left);
+    let (tier, copies) = Threaded::boxed(&slots, room, &config, left);
     let copier = thread::spawn({
         let copies = copies.clone();
         move || copies.run()
     });
-    let cache = Cache::with_tiers(&config(&[PAGE, CHECKPOINT], SLOTS), vec![tier]).unwrap();
-    cache.follow().unwrap();
+    let cache = Cache::with_tiers(&config, vec![tier]).unwrap();
+    let pages = |class: &ClassConfig| class.kind == ClassKind::Attention;
+    if config.classes.iter().any(pages) {
+        cache.follow().unwrap();
+    }
     let world = Arc::new(World {
         namespace: cache.namespace(b"engine").unwrap(),
         cache,
+        classes: config.classes,
         slots,
         begun: AtomicU64::new(0),
         ended: AtomicU64::new(0),

@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
+use hybrid_pages::cache::CacheConfig;
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::{EntryKey, PrefixKey, SlotId};
-use hybrid_pages::policy::{self, EntrySizes};
+use hybrid_pages::policy::{self, NewEntry};
 use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room, Tier};
 use shuttle::thread;
 
@@ -109,7 +110,9 @@ impl Copies {
         }
         let mut state = self.lock();
         let (name, gone) = state.making.take().unwrap();
+        let fails = super::below(12) == 0;
         let result = match (copy.word, kept) {
+            _ if fails => Err(Error::InvalidArgument("it fails".into())),
             (Some(word), _) => {
                 if !gone {
                     state.kept.insert(name, word);
@@ -129,6 +132,8 @@ impl Copies {
 /// The tier.
 pub struct Threaded {
     room: Room,
+    /// Whether it takes only entries that are proven.
+    waits: bool,
     copies: Copies,
 }
 
@@ -137,6 +142,7 @@ impl Threaded {
     pub fn boxed(
         slots: &Arc<Slots>,
         room: u64,
+        config: &CacheConfig,
         left: impl Iterator<Item = Name>,
     ) -> (Box<dyn Below>, Copies) {
         let copies = Copies {
@@ -145,13 +151,10 @@ impl Threaded {
         };
         let left = left.map(|(key, class)| ((key, class), word(0, &key, class)));
         copies.lock().kept.extend(left);
-        let shape = EntrySizes {
-            page: 1,
-            window: 1,
-            checkpoint: 1,
-        };
+        let policy = policy::by_name(&config.policy, config.shape());
         let tier = Self {
-            room: Room::new(room, policy::by_name("lru", shape).unwrap()),
+            room: Room::new(room, policy.unwrap()),
+            waits: super::below(3) == 0,
             copies: copies.clone(),
         };
         (Box::new(tier), copies)
@@ -205,6 +208,14 @@ impl Tier for Threaded {
 impl Below for Threaded {
     fn queue_slots(&self) -> u64 {
         8
+    }
+
+    fn waits_for_proof(&self) -> bool {
+        self.waits
+    }
+
+    fn accepts(&mut self, entry: &NewEntry) -> bool {
+        entry.proven || !self.waits
     }
 
     fn write(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId], checksums: &[u64]) {
