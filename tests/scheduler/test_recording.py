@@ -10,6 +10,7 @@ import pytest
 
 from hybrid_pages._core import Trace, replay_traces
 from hybrid_pages.vllm.config.settings import SettingsError
+from hybrid_pages.vllm.scheduler.requests import recording
 from simulation.engine import Engine, StartEngine, connector
 from simulation.shapes import BLOCK_TOKENS as N
 from test_boundaries import tokens
@@ -94,17 +95,39 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(
 ) -> None:
     engine = start(extra={"trace_dir": str(tmp_path)})
     engine.generate(tokens(2 * N, 1))
-    recording = engine.connector.scheduler._recording
+    written = engine.connector.scheduler._recording
 
     def full(line: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(recording, "_write", full)
+    monkeypatch.setattr(written, "_write", full)
     for seed in (2, 3):
         engine.generate(tokens(2 * N, seed))
     engine.check_idle()
     assert counters(engine)["failures:recording"] == 1
     assert len(lines(tmp_path)) == 2
+
+
+def test_a_recording_ends_before_it_is_too_large(
+    start: StartEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(recording.logger, "warning", lambda text, *given: said.append(text % given))
+    monkeypatch.setattr(recording, "MOST_BYTES", 1000)
+    engine = start(extra={"trace_dir": str(tmp_path)})
+    sizes = []
+    for seed in range(30):
+        engine.generate(tokens(2 * N, seed))
+        (path,) = tmp_path.iterdir()
+        sizes.append(path.stat().st_size)
+    assert 800 < sizes[-1] <= 1000
+    assert sizes == sorted(sizes) and sizes[-15:] == sizes[-1:] * 15
+    requests = Trace.open(path).requests
+    assert len(lines(tmp_path)) == 1 + requests
+    (ended,) = [each for each in said if "recording" in each]
+    assert f"{path} ends with {requests} requests: " in ended
+    engine.check_idle()
+    assert "failures:recording" not in counters(engine)
 
 
 def test_a_directory_that_cannot_be_made_is_said_at_start(tmp_path: Path) -> None:

@@ -23,10 +23,12 @@ from hybrid_pages.vllm.scheduler.requests.tracked import Tracked
 from hybrid_pages.vllm.versions import logger
 
 FORMAT, VERSION = "hybrid-pages-trace", 1
+MOST_BYTES = 1 << 30
+"""Where a recording ends: that is about a million requests of 50 blocks."""
 
 
 class Recording:
-    """The file of a recording. Each start of an engine makes a new one.
+    """The file of a recording. Each start of an engine makes a new one, of at most MOST_BYTES.
 
     Args:
         directory: of the file; made if it does not exist.
@@ -42,6 +44,7 @@ class Recording:
         self.block_tokens, self.stride, self.figures = block_tokens, stride, figures
         self._secret = secrets.token_bytes(32)
         self._start = time.monotonic()
+        self._requests, self._left = 0, MOST_BYTES
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         self.path = directory / f"requests-{stamp}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
         try:
@@ -59,7 +62,7 @@ class Recording:
         tracked.arrival = time.monotonic()
 
     def finished(self, tracked: Tracked) -> None:
-        """Writes one request. After a failure nothing more is written."""
+        """Writes one request. After a failure, or behind the most bytes, nothing is written."""
         if self._file is None:
             return
         request = tracked.request
@@ -75,6 +78,7 @@ class Recording:
                     **self._hints(tracked),
                 }
             )
+            self._requests += 1
         except OSError as error:
             logger.error("the recording %s ends: %s", self.path, error)
             self.figures.count("failures", label="recording")
@@ -106,8 +110,16 @@ class Recording:
         return hashlib.blake2b(message, digest_size=8, key=self._secret).hexdigest()
 
     def _write(self, line: dict[str, object]) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        if self._file is None:
+            return
+        text = json.dumps(line, separators=(",", ":")) + "\n"
+        self._left -= len(text)
+        if self._left < 0:
+            said = "the recording %s ends with %d requests: another would take it above %d bytes"
+            logger.warning(said, self.path, self._requests, MOST_BYTES)
+            self.close()
+            return
+        self._file.write(text)
 
     def close(self) -> None:
         """Closes the file. The second call does nothing."""
