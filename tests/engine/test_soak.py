@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from planted_soak import PLANTS
+from prove_report import report
 from soak_styles import STYLES
 
 SCRIPT = Path(__file__).with_name("serve_soak.py")
@@ -90,9 +91,7 @@ def test_every_answer_is_right_and_nothing_is_leaked(model, tmp_path):
             total[MOST] = most
         far = f"log-probability farthest off in the style {style}"
         total[far] = max(total.get(far, 0.0), found.get("farthest", 0.0))
-    if report := os.environ.get("HYBRID_PAGES_PROVE"):
-        with Path(report).open("a") as lines:
-            print(json.dumps({"figures": total}), file=lines)
+    report(total)
     assert total["compared"] > 0
 
 

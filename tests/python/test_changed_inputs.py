@@ -7,7 +7,6 @@ are tried, on all processors, and `HYBRID_PAGES_SEED` the first seed.
 from __future__ import annotations
 
 import faulthandler
-import json
 import multiprocessing
 import os
 import random
@@ -17,7 +16,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +29,7 @@ from hybrid_pages.vllm.config.settings import Settings, SettingsError
 from hybrid_pages.vllm.scheduler.requests.check import SALT
 from hybrid_pages.vllm.scheduler.requests.hints import RequestHints, read_hints
 from model_configs import config_of
+from prove_report import report
 
 EXECUTIONS = int(os.environ.get("HYBRID_PAGES_EXECUTIONS", "2000"))
 SEED = int(os.environ.get("HYBRID_PAGES_SEED", "0")) or os.getpid()
@@ -182,14 +181,6 @@ def execute(what: str, seeds: Sequence[int]) -> None:
         faulthandler.cancel_dump_traceback_later()
     grown = peak() - warm
     assert grown < GROWTH_KB, f"{what}: memory grew by {grown} KiB"
-
-
-def report(figures: dict[str, int]) -> None:
-    """Appends to the report that is being written, if one is (tools/make/prove.py)."""
-    path = os.environ.get("HYBRID_PAGES_PROVE")
-    if path:
-        with Path(path).open("a") as file:
-            file.write(json.dumps({"figures": figures}) + "\n")
 
 
 @pytest.mark.timeout(0 if EXECUTIONS > 100_000 else 900)

@@ -104,6 +104,47 @@ def test_the_readme_is_short():
 def test_paths_that_are_named_exist(document):
     paths = re.findall(rf"`((?:{'|'.join(map(re.escape, TREES))})/[\w./-]*)`", text(document))
     assert [path for path in paths if not (ROOT / path).exists()] == []
+    # Beside a folder, files of tests are named alone.
+    alone = set(re.findall(r"`(\w+\.rs|(?:test|planted)_\w+\.py)`", text(document)))
+    assert alone <= {path.name for path in (ROOT / "tests").rglob("*.*")}
+
+
+def is_long(path):
+    """Whether `make test` runs nothing of a file or a folder of tests."""
+    if path.split("/")[1] in {"engine_long", "mooncake", "vllm_mlx"}:
+        return True
+    if not re.search(r"/test_\w+\.py$", path):
+        return False
+    tests = [each for each in ast.parse(text(path)).body if isinstance(each, ast.FunctionDef)]
+    marks = [map(ast.unparse, test.decorator_list) for test in tests if test.name[:5] == "test_"]
+    whole = "\npytestmark = pytest.mark.long\n" in text(path)
+    return whole or all("pytest.mark.long" in each for each in marks)
+
+
+def test_what_make_test_does_not_run_is_said_to_run_elsewhere():
+    assert is_long("tests/engine/test_soak.py") and is_long("tests/engine/test_nodes.py")
+    assert not is_long("tests/engine/test_disk.py")
+    for sentence in re.split(r"(?<=\.)\s+|\n(?=[|-])", text("docs/evidence.md")):
+        elsewhere = re.search(r"`make\s+(test-|prove)", sentence)
+        for path in re.findall(r"`(tests/[\w./]+)`", sentence):
+            assert elsewhere or not is_long(path), path
+
+
+def test_parts_of_make_prove_without_a_short_form_are_named(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools/make")
+    import prove
+
+    without = {
+        name
+        for name, part in prove.PARTS.items()
+        for word in (word for command in part.commands for word in command)
+        if word == "--ignored"
+        or word.startswith("benches/")
+        or (word.startswith("tests/engine/") and is_long(word))
+    }
+    evidence = " ".join(text("docs/evidence.md").split())
+    said = re.search(r"has a short form of each, but not of (.+?)\.", evidence).group(1)
+    assert set(re.findall(r"`(\w+)`", said)) == without
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -244,7 +285,9 @@ def test_the_flag_is_valid(document):
 
 def test_every_known_report_has_its_test():
     rows = re.findall(
-        r"^\| (\S+#\d+) \| .+ \| `(\S+)`: `(\w+)` \|$", text("docs/evidence.md"), re.MULTILINE
+        r"^\| (\S+#\d+) \| .+ \| `(\S+)`: `(\w+)`(?:, in `make test-long`)? \|$",
+        text("docs/evidence.md"),
+        re.MULTILINE,
     )
     assert len(rows) >= 10
     for report, path, test in rows:

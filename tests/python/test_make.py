@@ -111,6 +111,10 @@ def test_the_report_of_what_was_proved_adds_up_and_is_shown(monkeypatch):
     unset = prove.Part("is short", [["sh", "-c", 'test -z "$PROVED_MUCH"']], {"PROVED_MUCH": "1"})
     assert prove.proved(unset, short=True)["pass"] and not prove.proved(unset)["pass"]
     assert "`PROVED_MUCH=1` | **no** |" in prove.table({"restores": prove.proved(unset)})
+    lost = {"lost from disk: read": 2, "lost from disk: evicted": 1000, "lost from b: it: x": 1}
+    row = prove.table({"restores": {**good, "figures": {"worlds": 5, "a: detail": 3, **lost}}})
+    said = "5 worlds. Lost from b: 1 it: x. Lost from disk: 1,000 evicted, 2 read"
+    assert f"| {said} | yes |" in row and "detail" not in row
     results = json.loads(prove.RESULTS.read_text())
     assert results.keys() <= prove.PARTS.keys()
     table = prove.table(results)
@@ -120,6 +124,7 @@ def test_the_report_of_what_was_proved_adds_up_and_is_shown(monkeypatch):
     named = {word for part in prove.PARTS.values() for it in part.commands for word in it}
     for version in versions.TESTED[1:]:
         assert f"HYBRID_PAGES_VLLM={ROOT}/.cache/vllm-{version}" in named
+    assert {"tests/scheduler/test_month.py", "month", "month::"} <= named
     assert all((ROOT / word).exists() for word in named if word.startswith(("tests/", "tools/")))
 
 

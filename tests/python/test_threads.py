@@ -5,18 +5,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cache_support import keys, make, whole
 from hybrid_pages import HybridPagesError
+from prove_report import report
 
 SECONDS = float(os.environ.get("HYBRID_PAGES_THREADS_SECONDS", "1"))
 THREADS = 8
@@ -89,14 +88,6 @@ class World:
                         del lease  # which ends it
                 case _:
                     self.load(prompt)
-
-
-def report(figures: dict[str, int]) -> None:
-    """Appends to the report that is being written, if one is (tools/make/prove.py)."""
-    path = os.environ.get("HYBRID_PAGES_PROVE")
-    if path:
-        with Path(path).open("a") as file:
-            file.write(json.dumps({"figures": figures}) + "\n")
 
 
 @pytest.mark.timeout(0 if SECONDS > 600 else 900)

@@ -107,8 +107,9 @@ PARTS = {
         {"HYBRID_PAGES_EXECUTIONS": "10000000"},
     ),
     "days": Part(
-        "a month of traffic: what the cache, a disk and a store's catalog remember does not grow",
+        "a month of traffic: what connector, cache, disk and a store's catalog remember stays flat",
         [
+            pytest(FULL, "tests/scheduler/test_month.py"),
             cargo("hybrid-pages", "it", "month"),
             cargo("hybrid-pages-disk", "it", "month::"),
             cargo("hybrid-pages-remote", "it", "month::"),
@@ -220,8 +221,8 @@ def proved(part: Part, short: bool = False) -> dict[str, Any]:
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """The report as a table, in the order of PARTS. A part that never ran has no row.
 
-    Figures with a colon in their name are details, which the file of results has alone. Settings,
-    which say how much ran, come last.
+    Figures with a colon in their name are details, of which the table shows what was lost and why;
+    the file of results has all. Settings say how much ran.
     """
     lines = ["| part | found | passed | when |", "|---|---|---|---|"]
     for name, part in PARTS.items():
@@ -231,12 +232,23 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
         told = [(it, value) for it, value in result["figures"].items() if ": " not in it]
         settings = [f"`{it}={value}`" for it, value in result.get("settings", {}).items()]
         figures = ", ".join([*(f"{_number(value)} {it}" for it, value in told), *settings])
+        figures = ". ".join([figures, *_losses(result["figures"])])
         minutes = result["seconds"] / 60
         took = f"{minutes:.0f} min" if minutes >= 2 else f"{minutes * 60:.0f} s" if minutes else ""
         when = ", ".join(filter(None, [result["date"], result["commit"], took]))
         passed = "yes" if result["pass"] else "**no**"
         lines.append(f"| `{name}`: {part.shows} | {figures} | {passed} | {when} |")
     return "\n".join(lines)
+
+
+def _losses(figures: Mapping[str, Any]) -> list[str]:
+    """Of each place that something was lost from, how often by which cause, the most first."""
+    lost = [it for it in figures.items() if it[0].startswith("lost from ") and ": " in it[0]]
+    places: dict[str, list[str]] = {}
+    for name, count in sorted(lost, key=lambda it: -it[1]):
+        place, _, cause = name.partition(": ")
+        places.setdefault(place.capitalize(), []).append(f"{_number(count)} {cause}")
+    return [f"{place}: {', '.join(causes)}" for place, causes in sorted(places.items())]
 
 
 def _number(value: Any) -> str:
