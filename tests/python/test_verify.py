@@ -262,6 +262,25 @@ def test_noise_that_hides_faults_is_a_problem():
     assert "use --concurrency 1" in verdict.problems[0]
 
 
+def test_hits_of_vllms_own_that_are_far_from_cold_runs_are_a_problem():
+    """What is restored equals such a hit, bit for bit, so that no row shows it."""
+    hit = answer(-1.0, -3.5, cached=2 * N, source="local")
+    verdict = judge(found(replace(hit, source="host"), local=hit))
+    assert [row.verdict for row in verdict.rows] == [EQUAL]
+    assert "differ by at most 1, found 1.5" in verdict.problems[0]
+    assert judge(found()).good
+
+
+def test_no_limit_is_above_1():
+    far = answer(-1.0, -3.1, cached=N, source="host")
+    local = answer(-1.0, -2.9, cached=2 * N, source="local")
+    (row,) = judge(found(far, local=local)).rows
+    assert (row.verdict, row.limit) == (DIFFERS, 1.0)
+    near = answer(-1.0, -4.2, cached=2 * N, source="host")
+    (row,) = judge(found(near, local=local, again=answer(-1.0, -2.9))).rows
+    assert (row.verdict, row.limit) == (DIFFERS, 1.0)
+
+
 def test_numbers_that_are_none_are_a_problem():
     broken = answer(math.nan, -1.0)
     runs = found(broken, cold=broken, local=broken)
