@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import math
 import re
+import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from hybrid_pages import HybridPagesError
 
@@ -21,7 +25,7 @@ _ENGINE = "vllm:"
 _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
 _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 _ESCAPED = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
-_SECONDS = 10
+_SECONDS = 10.0
 _MOST_BYTES = 64 << 20
 
 
@@ -109,14 +113,14 @@ def base_of(url: str) -> str:
     return url
 
 
-def scrape(url: str) -> Samples:
-    """Reads a server's metrics.
+def scrape(url: str, seconds: float | None = None) -> Samples:
+    """Reads a server's metrics, within 10 seconds or less.
 
     Raises:
         ScrapeError: the server cannot be reached, or does not serve vLLM's metrics.
     """
     address = f"{base_of(url)}/metrics"
-    samples = parse(get(address))
+    samples = parse(get(address, seconds))
     if not samples.by_name:
         raise ScrapeError(
             f"{address}: expected metrics, found a text without any: name the address that "
@@ -130,35 +134,94 @@ def scrape(url: str) -> Samples:
     return samples
 
 
-def version_of(url: str) -> str | None:
-    """The version of vLLM that a server reports; None if it reports none."""
+def version_of(url: str, seconds: float | None = None) -> str | None:
+    """The version of vLLM that a server reports within 10 seconds or less; None if it reports
+    none."""
     try:
-        said = json.loads(get(f"{base_of(url)}/version"))
+        said = json.loads(get(f"{base_of(url)}/version", seconds))
     except (ScrapeError, ValueError):
         return None
     return str(said["version"]) if isinstance(said, dict) and "version" in said else None
 
 
-def _body(reply: http.client.HTTPResponse) -> bytes:
-    """Reads a whole reply within 10 seconds. A socket's own timeout is for each piece alone.
+class _Received(io.RawIOBase):
+    """What comes through a socket until a moment. Its own timeout is for each piece alone."""
+
+    def __init__(self, sock: socket.socket, until: float, seconds: float) -> None:
+        self._socket, self._until, self._seconds = sock, until, seconds
+        self._pieces = sock.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        try:
+            self._socket.settimeout(_left(self._until))
+            return self._pieces.readinto(buffer)
+        except TimeoutError:
+            raise TimeoutError(f"it takes more than {self._seconds:g} s") from None
+
+    def close(self) -> None:
+        self._pieces.close()
+        super().close()
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """What a reply reads, in the place of the socket's."""
+        return io.BufferedReader(self)
+
+
+class _Within(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """Connections whose replies come within some seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        urllib.request.AbstractHTTPHandler.__init__(self)
+        self._until, self._seconds = time.monotonic() + seconds, seconds
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(partial(self._connection, http.client.HTTPConnection), req)
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(partial(self._connection, http.client.HTTPSConnection), req)
+
+    def _connection(
+        self, kind: Callable[..., http.client.HTTPConnection], host: str, **_: Any
+    ) -> http.client.HTTPConnection:
+        connection = kind(host, timeout=_left(self._until))
+        connection.response_class = self._reply  # type: ignore[assignment]
+        return connection
+
+    def _reply(self, sock: socket.socket, *args: Any, **more: Any) -> http.client.HTTPResponse:
+        received: Any = _Received(sock, self._until, self._seconds)
+        return http.client.HTTPResponse(received, *args, **more)
+
+
+def _left(until: float) -> float:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left
+
+
+def read(request: str | urllib.request.Request, seconds: float) -> bytes:
+    """A whole reply, which comes within some seconds.
 
     Raises:
-        ScrapeError: the reply is too long, ends early, or takes too long.
+        OSError: there is none, or it is too long, ends early, or takes too long.
+        ValueError, http.client.HTTPException: it does not follow HTTP.
     """
-    body, until = bytearray(), time.monotonic() + _SECONDS
-    while piece := reply.read1(_MOST_BYTES):
-        body += piece
-        if len(body) > _MOST_BYTES:
-            raise ScrapeError(f"it has more than {_MOST_BYTES >> 20} MiB")
-        if time.monotonic() > until:
-            raise ScrapeError(f"it takes more than {_SECONDS} s")
-    if reply.length:
-        raise ScrapeError(f"it ends {reply.length} bytes early")
+    body = bytearray()
+    with urllib.request.build_opener(_Within(seconds)).open(request) as reply:
+        while piece := reply.read1(_MOST_BYTES):
+            body += piece
+            if len(body) > _MOST_BYTES:
+                raise ScrapeError(f"it has more than {_MOST_BYTES >> 20} MiB")
+        if reply.length:
+            raise ScrapeError(f"it ends {reply.length} bytes early")
     return bytes(body)
 
 
-def get(address: str) -> str:
-    """Reads the text at an address.
+def get(address: str, seconds: float | None = None) -> str:
+    """Reads the text at an address, within 10 seconds or less.
 
     Raises:
         ScrapeError: names the address and what to do.
@@ -169,8 +232,7 @@ def get(address: str) -> str:
             "that `vllm serve` listens on, such as http://localhost:8000"
         )
     try:
-        with urllib.request.urlopen(address, timeout=_SECONDS) as reply:
-            body = _body(reply)
+        body = read(address, _SECONDS if seconds is None else min(seconds, _SECONDS))
     except urllib.error.HTTPError as error:
         fix = "name the address that `vllm serve` listens on"
         if error.code in (401, 403, 407):
@@ -178,7 +240,7 @@ def get(address: str) -> str:
         raise ScrapeError(
             f"{address}: expected metrics, found status {error.code}: {fix}"
         ) from None
-    except (ScrapeError, OSError, ValueError, http.client.HTTPException) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise ScrapeError(
             f"{address}: cannot be read ({reason}): start the engine, or name the address that "
