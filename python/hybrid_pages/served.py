@@ -6,13 +6,13 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hybrid_pages import HybridPagesError
-from hybrid_pages.scrape import base_of
+from hybrid_pages.scrape import base_of, read
 
-_SECONDS = 600
+_SECONDS = 600.0
 """The longest wait for an answer: other requests may be before it."""
 _MOST_SAID = 300
 
@@ -32,13 +32,21 @@ class ServedModel:
         url: the address that the server listens on.
         key: its API key; empty for none.
         model: the name of the model or the adapter; by default the first that it serves.
+        left: how many seconds are left for a request; raises if none are.
 
     Raises:
         ServedModelError: it can't be reached, or serves no such model.
     """
 
-    def __init__(self, url: str, *, key: str = "", model: str = "") -> None:
-        self.base, self._key = base_of(url), key
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str = "",
+        model: str = "",
+        left: Callable[[], float] = lambda: _SECONDS,
+    ) -> None:
+        self.base, self._key, self._left = base_of(url), key, left
         if not self.base.startswith(("http://", "https://")):
             raise ServedModelError(
                 f"{self.base}: expected an address that begins with http:// or https://: name the "
@@ -46,16 +54,19 @@ class ServedModel:
             )
         served = self.ask("/v1/models").get("data")
         models = [it for it in served if isinstance(it, dict)] if isinstance(served, list) else []
-        names = [str(it.get("id")) for it in models]
-        if not names or (model and model not in names):
+        cards = {str(it.get("id")): it for it in models}
+        if not cards or (model and model not in cards):
             raise ServedModelError(
                 f"{self.base}/v1/models: expected {model or 'a model'}, found "
-                f"{', '.join(names) or 'none'}: name one of those"
+                f"{', '.join(cards) or 'none'}: name one of those"
             )
-        self.model = model or names[0]
-        most = models[names.index(self.model)].get("max_model_len")
+        self.model = model or next(iter(cards))
+        card = cards[self.model]
+        # An adapter takes what its model takes.
+        of_model = cards.get(str(card.get("parent")), card)
+        most = card.get("max_model_len") or of_model.get("max_model_len")
         self.most_tokens = most if isinstance(most, int) else None
-        """The longest prompt with its answer; None if it does not tell."""
+        """The longest prompt with its answer; None if it has not told yet."""
 
     def tokens(self, body: Mapping[str, Any]) -> list[int]:
         """The tokens of a prompt or a chat.
@@ -63,7 +74,10 @@ class ServedModel:
         Raises:
             ServedModelError: the server does not tell; :class:`RefusedError` for this text alone.
         """
-        tokens = self.ask("/tokenize", {"model": self.model, **body}).get("tokens")
+        said = self.ask("/tokenize", {"model": self.model, **body})
+        tokens, most = said.get("tokens"), said.get("max_model_len")
+        if self.most_tokens is None and isinstance(most, int):
+            self.most_tokens = most
         if not isinstance(tokens, list) or any(type(token) is not int for token in tokens):
             raise ServedModelError(f"{self.base}/tokenize: expected a list of tokens, found none")
         return tokens
@@ -74,16 +88,16 @@ class ServedModel:
         body: Mapping[str, Any] | None = None,
         *,
         headers: Mapping[str, str] | None = None,
-        seconds: float = _SECONDS,
+        seconds: float | None = None,
     ) -> dict[str, Any]:
         """What the server answers: to a GET, or with a body to a POST.
 
-        seconds: the longest wait.
+        seconds: the longest wait for the whole answer; by default what is left.
 
         Raises:
             ServedModelError: names the address and what to do.
         """
-        address = self.base + path
+        address, within = self.base + path, self._left() if seconds is None else seconds
         request = urllib.request.Request(
             address,
             data=None if body is None else json.dumps(body).encode(),
@@ -92,11 +106,12 @@ class ServedModel:
         if self._key:
             request.add_header("Authorization", f"Bearer {self._key}")
         try:
-            with urllib.request.urlopen(request, timeout=seconds) as reply:
-                said = json.load(reply)
+            said = json.loads(read(request, within))
         except urllib.error.HTTPError as error:
             raise _refusal(address, error) from None
         except (OSError, ValueError, http.client.HTTPException) as error:
+            if seconds is None:
+                self._left()
             reason = getattr(error, "reason", None) or error
             raise ServedModelError(
                 f"{address}: cannot be read ({reason}): start the server, or name the address that "
