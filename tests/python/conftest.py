@@ -4,6 +4,7 @@ import pytest
 
 import cache_support
 import mock_driver
+from checked_server import served  # noqa: F401
 from device_memory import Device
 from endpoint import server  # noqa: F401
 

@@ -16,6 +16,9 @@ class MadeUpEngine(Protocol):
     key: str
     """The key that requests need; empty for none."""
     models: tuple[str, ...]
+    """The model, and adapters, of which vLLM does not tell how long a prompt may be."""
+    parent: str
+    """What adapters name as their model."""
     most: int
     """The longest prompt with its answer."""
 
@@ -43,7 +46,12 @@ def serving(engine: MadeUpEngine) -> Iterator[str]:
             elif engine.key and self.headers["Authorization"] != f"Bearer {engine.key}":
                 self.reply(401, {"error": "Unauthorized"})
             else:
-                models = [{"id": name, "max_model_len": engine.most} for name in engine.models]
+                models = [
+                    {"id": name, "max_model_len": None, "parent": engine.parent}
+                    if at
+                    else {"id": name, "max_model_len": engine.most, "parent": None}
+                    for at, name in enumerate(engine.models)
+                ]
                 self.reply(200, {"data": models})
 
         def do_POST(self) -> None:

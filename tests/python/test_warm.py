@@ -30,7 +30,7 @@ class Engine:
         self.ends: set[tuple[int, ...]] = set()
         self.prompts: list[tuple[tuple[int, ...], dict[str, Any]]] = []
         self.salts: list[str | None] = []
-        self.key, self.models = "", ("m", "adapter")
+        self.key, self.models, self.parent = "", ("m", "adapter"), "m"
         self.metrics, self.tells, self.broken = METRICS, True, ""
         self.tails, self.late, self.most = True, 0, 4096
 

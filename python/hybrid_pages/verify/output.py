@@ -43,9 +43,30 @@ def require_writable(option: str, path: Path) -> None:
         raise SettingsError(f"{option}: expected a file that can be written, found {path}")
 
 
+def require_replaceable(option: str, path: Path) -> None:
+    """Rejects a file that can't be replaced: a new one is written beside it first."""
+    if not path.parent.is_dir():
+        raise SettingsError(f"{option}: expected a directory to write in, found none: {path}")
+    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise SettingsError(
+            f"{option}: expected a file in a directory that can be written, as a new file takes "
+            f"its place, found {path}"
+        )
+
+
 def write(args: SimpleNamespace, found: Mapping[str, Any]) -> None:
     """Writes the reports that go into files."""
-    for path, text in ((args.json, as_json(found)), (args.markdown, markdown(found))):
+    _write(args, as_json(found), markdown(found))
+
+
+def write_failure(args: SimpleNamespace, status: int, error: str) -> None:
+    """Writes why there is no report, in the place of those of a run before."""
+    failure = {"good": False, "status": status, "error": error}
+    _write(args, as_json(failure), f"# hybrid-pages verify\n\n**NOT VERIFIED.** {error}\n")
+
+
+def _write(args: SimpleNamespace, json: str, markdown: str) -> None:
+    for path, text in ((args.json, json), (args.markdown, markdown)):
         if path is not None and str(path) != "-":
             path.write_text(text if text.endswith("\n") else f"{text}\n", encoding="utf-8")
 

@@ -17,7 +17,7 @@ _TOKEN = "token_id:"
 _RETAIN_SECONDS = 300
 """How long what a run stores is kept from eviction, should the run not end in order."""
 _END_SECONDS = 10.0
-"""The longest wait for a request that drops what a run has stored."""
+"""How long a run may go on after its time, to drop what it has stored."""
 _RANK = "X-data-parallel-rank"
 
 
@@ -31,8 +31,13 @@ class BusyError(ServedModelError):
 
 @dataclass
 class RunCosts:
-    """What a run has cost the engine."""
+    """What a run has cost the engine, and how long it may take.
 
+    base: the server's address. limit: how many seconds all requests together may take.
+    """
+
+    base: str
+    limit: float
     requests: int = 0
     prompt_tokens: int = 0
     computed_tokens: int = 0
@@ -40,6 +45,20 @@ class RunCosts:
     host_bytes: int = 0
     """The host memory that the prompts took at a time, about."""
     began: float = field(default_factory=lambda: time.monotonic())
+
+    def left(self, more: float = 0.0) -> float:
+        """How many seconds are left for requests, with some more.
+
+        Raises:
+            CheckTimeout: none.
+        """
+        left = self.limit + more - (time.monotonic() - self.began)
+        if left <= 0:
+            raise CheckTimeout(
+                f"{self.base}: expected all answers within {self.limit:g} s (--timeout), found "
+                f"{self.requests} by then: the engine is too busy, or give more time"
+            )
+        return left
 
 
 @dataclass(frozen=True)
@@ -56,19 +75,19 @@ class CheckedServer:
     """A server with hybrid-pages.
 
     Args:
-        served: the model to ask.
-        seconds: how long all requests together may take.
+        served: the model to ask, with the time that is left.
+        costs: counts them.
     """
 
-    def __init__(self, served: ServedModel, seconds: float) -> None:
-        self.served, self.costs = served, RunCosts()
+    def __init__(self, served: ServedModel, costs: RunCosts) -> None:
+        self.served, self.costs = served, costs
         self.rank: int | None = None
         """The engine core that gets the requests; None to let the server choose."""
         self.reasons_to_doubt = 0
         """How many answers may have shared their batches with others."""
         self._core: int | None = None
         """The engine core that gave the first answer."""
-        self._seconds, self._logprobs = seconds, list(_LOGPROBS)
+        self._logprobs = list(_LOGPROBS)
 
     def ask(
         self,
@@ -118,26 +137,13 @@ class CheckedServer:
         self.costs.requests += 1
         self.costs.prompt_tokens += len(tokens)
         body = self._body(tokens, 1, salt, {"source": "own", "drop": True}, stores=False)
-        self.served.ask("/v1/completions", body, headers=self._headers(), seconds=_END_SECONDS)
+        seconds = min(_END_SECONDS, self.costs.left(_END_SECONDS))
+        self.served.ask("/v1/completions", body, headers=self._headers(), seconds=seconds)
 
     def waiting(self) -> float:
         """How many requests wait for a turn; 0 if that is not known."""
         samples = self._figures()
         return 0.0 if samples is None else samples.sum("vllm:num_requests_waiting")
-
-    def left(self) -> float:
-        """How many seconds are left for requests.
-
-        Raises:
-            CheckTimeout: none.
-        """
-        left = self._seconds - (time.monotonic() - self.costs.began)
-        if left <= 0:
-            raise CheckTimeout(
-                f"{self.served.base}: expected all answers within {self._seconds:g} s (--timeout), "
-                f"found {self.costs.requests} by then: the engine is too busy, or give more time"
-            )
-        return left
 
     def _complete(
         self, tokens: Sequence[int], count: int, salt: str, source: str, *, stores: bool
@@ -145,16 +151,11 @@ class CheckedServer:
         while True:
             body = self._body(tokens, count, salt, {"source": source}, stores=stores)
             try:
-                return self.served.ask(
-                    "/v1/completions", body, headers=self._headers(), seconds=self.left()
-                )
+                return self.served.ask("/v1/completions", body, headers=self._headers())
             except RefusedError as error:
                 if "logprobs" not in str(error) or len(self._logprobs) == 1:
                     raise
                 self._logprobs.pop(0)  # --max-logprobs allows fewer
-            except ServedModelError:
-                self.left()
-                raise
 
     def _body(
         self,
@@ -189,8 +190,8 @@ class CheckedServer:
 
     def _figures(self) -> Samples | None:
         try:
-            return scrape(self.served.base)
-        except ScrapeError:
+            return scrape(self.served.base, self.costs.left())
+        except (ScrapeError, CheckTimeout):
             return None
 
 

@@ -4,7 +4,6 @@ under way or the engine is too busy."""
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import os
@@ -14,6 +13,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +28,6 @@ from hybrid_pages.text import size
 from hybrid_pages.verify import output, prompts, result_metrics
 from hybrid_pages.verify.made import made
 from hybrid_pages.verify.report import report
-from hybrid_pages.verify.runs import Runs
 from hybrid_pages.verify.serving import BusyError, CheckedServer, RunCosts
 from hybrid_pages.verify.serving_runs import ServingRuns
 from hybrid_pages.verify.tiers import HOST
@@ -45,57 +44,83 @@ class OtherRunError(HybridPagesError):
     """Another run of verify is under way at the same address."""
 
 
+@dataclass
+class _Outcome:
+    """What is known of a run so far. model: empty until it is known."""
+
+    url: str
+    status: int = UNTOLD
+    model: str = ""
+    found: dict[str, Any] | None = None
+    error: str = ""
+
+
 def run(args: SimpleNamespace) -> int:
     """Verifies an engine that serves."""
-    url, found, status = base_of(args.url), None, UNTOLD
+    outcome = _Outcome(base_of(args.url), model=args.model or "")
     try:
         output.check(args)
         if args.metrics is not None:
-            output.require_writable("--metrics", args.metrics.absolute())
-        given = None if args.prompts is None else prompts.read(args.prompts)
-        with interruptible(*output.ENDING), _alone(url):
-            found, status = _verified(args, given)
-            _write_metrics(args, url, status, found)
+            output.require_replaceable("--metrics", args.metrics.absolute())
+        with interruptible(*output.ENDING), _alone(outcome.url):
+            try:
+                _verify(args, outcome)
+            except (HybridPagesError, OSError) as error:
+                outcome.status = NOT_RUN if isinstance(error, BusyError) else UNTOLD
+                outcome.error = str(error)
+            return _told(args, outcome)
     except KeyboardInterrupt:
-        print("hybrid-pages verify: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except (OtherRunError, BusyError) as error:
-        print(f"hybrid-pages verify: {error}", file=sys.stderr)
-        return NOT_RUN
-    except (HybridPagesError, OSError) as error:
-        print(f"hybrid-pages verify: {error}", file=sys.stderr)
-        with contextlib.suppress(OSError):
-            _write_metrics(args, url, UNTOLD, None)
-        return UNTOLD
-    try:
-        output.write(args, found)
-    except OSError as error:
-        print(f"hybrid-pages verify: {error}", file=sys.stderr)
-        return status or UNTOLD
-    output.show_on_terminal(args, found)
+        outcome.status, outcome.error = INTERRUPTED, "interrupted"
+    except (OtherRunError, SettingsError) as error:
+        outcome.status = NOT_RUN if isinstance(error, OtherRunError) else UNTOLD
+        outcome.error = str(error)
+    return _told(args, outcome)
+
+
+def _told(args: SimpleNamespace, outcome: _Outcome) -> int:
+    """Tells of a run wherever that is wanted; the exit status."""
+    found, status = outcome.found, outcome.status
+    if found is None:
+        print(f"hybrid-pages verify: {outcome.error}", file=sys.stderr)
+    for write in (_write_report, _write_metrics):
+        try:
+            write(args, outcome)
+        except OSError as error:
+            print(f"hybrid-pages verify: {error}", file=sys.stderr)
+            status = status or UNTOLD
+    if found is not None:
+        output.show_on_terminal(args, found)
     return status
 
 
-def _write_metrics(
-    args: SimpleNamespace, url: str, status: int, found: dict[str, Any] | None
-) -> None:
-    if args.metrics is not None and args.metrics.absolute().parent.is_dir():
-        result_metrics.write(args.metrics.absolute(), url, status, found)
+def _write_report(args: SimpleNamespace, outcome: _Outcome) -> None:
+    if outcome.found is None:
+        output.write_failure(args, outcome.status, outcome.error)
+    else:
+        output.write(args, outcome.found)
 
 
-def _verified(
-    args: SimpleNamespace, given: list[prompts.GivenPrompts] | None
-) -> tuple[dict[str, Any], int]:
-    """The report, and the exit status.
+def _write_metrics(args: SimpleNamespace, outcome: _Outcome) -> None:
+    if args.metrics is not None and outcome.status in (EQUAL, DIFFERENT, UNTOLD):
+        path = args.metrics.absolute()
+        result_metrics.write(path, outcome.url, outcome.model, outcome.status, outcome.found)
+
+
+def _verify(args: SimpleNamespace, outcome: _Outcome) -> None:
+    """Finds the report, and the exit status.
 
     Raises:
         HybridPagesError: nothing can be told.
     """
-    served = ServedModel(args.url, key=os.environ.get("VLLM_API_KEY", ""), model=args.model or "")
-    engine = CheckedServer(served, args.timeout)
+    given = None if args.prompts is None else prompts.read(args.prompts)
+    costs = RunCosts(outcome.url, args.timeout)
+    key = os.environ.get("VLLM_API_KEY", "")
+    served = ServedModel(outcome.url, key=key, model=outcome.model, left=costs.left)
+    outcome.model = served.model
+    engine = CheckedServer(served, costs)
     tokenizer = _Tokenizer(served)
     facts = {
-        "vllm": version_of(served.base) or "(unknown)",
+        "vllm": version_of(served.base, costs.left()) or "(unknown)",
         "platform": served.base,
         "longest": served.most_tokens or _LONGEST,
         "vocab": 1 << 31,
@@ -113,7 +138,8 @@ def _verified(
             raise
         runs.runs.facts["notes"].append(f"the run did not end: {error or 'interrupted'}")
     verdict = _verdict(runs)
-    return _report(args, engine, runs.runs, verdict), _status(runs, verdict)
+    outcome.status = _status(runs, verdict)
+    outcome.found = _report(args, engine, runs, verdict, outcome.status)
 
 
 def _verdict(runs: ServingRuns) -> VerifyVerdict:
@@ -144,9 +170,13 @@ def _status(runs: ServingRuns, verdict: VerifyVerdict) -> int:
 
 
 def _report(
-    args: SimpleNamespace, engine: CheckedServer, runs: Runs, verdict: VerifyVerdict
+    args: SimpleNamespace,
+    engine: CheckedServer,
+    serving: ServingRuns,
+    verdict: VerifyVerdict,
+    status: int,
 ) -> dict[str, Any]:
-    costs, seconds = engine.costs, time.monotonic() - engine.costs.began
+    runs, costs, seconds = serving.runs, engine.costs, time.monotonic() - engine.costs.began
     if engine.reasons_to_doubt:
         runs.facts["notes"].append(
             f"other requests may have run beside {engine.reasons_to_doubt} of {costs.requests} "
@@ -154,6 +184,8 @@ def _report(
         )
     runs.facts["notes"].append(_costs_in_words(costs, seconds))
     about = {
+        "status": status,
+        "failed_loads": serving.failed,
         "model": engine.served.model,
         "url": engine.served.base,
         "flags": "",

@@ -96,7 +96,7 @@ class ServingRuns:
 
     def _calm(self) -> None:
         """Waits for a moment in which no request waits for a turn."""
-        until = time.monotonic() + min(_CALM_SECONDS, self._engine.left())
+        until = time.monotonic() + min(_CALM_SECONDS, self._engine.costs.left())
         while (waiting := self._engine.waiting()) > 0:
             if time.monotonic() > until:
                 raise BusyError(
