@@ -26,6 +26,8 @@ from typing import Any
 import pytest
 import yaml
 
+from hybrid_pages.verify.result_metrics import METRICS, PREFIX
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "monitoring"
 DASHBOARD = json.loads((FOLDER / "grafana.json").read_text())
@@ -72,6 +74,22 @@ def test_every_expression_is_promql():
         promql.parse(expression)
         with pytest.raises(ValueError):
             promql.parse(f"{expression})")
+
+
+@pytest.mark.parametrize("name", ["monitoring/alerts.yml", "monitoring/alerts_test.yml"])
+def test_every_metric_of_verify_that_is_named_exists(name):
+    named = set(re.findall(rf"{PREFIX}(\w+)", (ROOT / name).read_text()))
+    assert named and named <= set(METRICS)
+
+
+def test_the_document_names_all_metrics_of_verify():
+    text = (ROOT / "docs/verify.md").read_text()
+    assert set(re.findall(rf"{PREFIX}(\w+)", text)) == set(METRICS)
+
+
+def test_the_document_counts_the_rules():
+    words = ("thirteen", "fourteen", "fifteen", "sixteen")
+    assert f"{words[len(RULES) - 13]} alert rules" in (ROOT / "docs/operations.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["grafana.json", "alerts.yml", "alerts_test.yml"])
