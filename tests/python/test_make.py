@@ -128,6 +128,16 @@ def test_the_report_of_what_was_proved_adds_up_and_is_shown(monkeypatch):
     assert all((ROOT / word).exists() for word in named if word.startswith(("tests/", "tools/")))
 
 
+def test_the_audit_reads_every_lock_file():
+    locks = [ROOT / "Cargo.lock", *(ROOT / "tests").rglob("Cargo.lock")]
+    assert len(locks) > 1
+    audit = (ROOT / "tools/make/audit.sh").read_text()
+    for lock in locks:
+        assert f" {lock.with_suffix('.toml').relative_to(ROOT)}" in audit
+    workflow = yaml.safe_load((ROOT / ".github/workflows/audit.yml").read_text())
+    assert "**/Cargo.lock" in workflow[True]["push"]["paths"]  # YAML reads `on` as true
+
+
 def test_hooks_run_what_lint_runs():
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     assert [hook["repo"] for hook in hooks] == ["local"]
