@@ -159,7 +159,7 @@ class _Received(io.RawIOBase):
             self._socket.settimeout(_left(self._until))
             return self._pieces.readinto(buffer)
         except TimeoutError:
-            raise TimeoutError(f"it takes more than {self._seconds:g} s") from None
+            raise ScrapeError(f"it takes more than {self._seconds:g} s") from None
 
     def close(self) -> None:
         self._pieces.close()
@@ -198,7 +198,7 @@ class _Within(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
 def _left(until: float) -> float:
     left = until - time.monotonic()
     if left <= 0:
-        raise TimeoutError("timed out")
+        raise ScrapeError("it takes too long")
     return left
 
 
