@@ -119,15 +119,14 @@ impl<'a> Scene<'a> {
     fn costs(&mut self, blocks: usize) -> Costs {
         let keys = prompt(1, blocks);
         let mut costs = Costs::new();
+        let for_a_block = |all: Work| Work {
+            bytes: all.bytes / blocks as u64,
+            calls: all.calls / blocks as u64,
+            largest: 0,
+        };
         let mut each = |name: &'static str, call: &mut dyn FnMut(usize, &EntryKey)| {
             let ((), all) = work(|| keys.iter().enumerate().for_each(|(at, key)| call(at, key)));
-            let blocks = keys.len() as u64;
-            let each = Work {
-                bytes: all.bytes / blocks,
-                calls: all.calls / blocks,
-                largest: 0,
-            };
-            costs.insert(name, each);
+            costs.insert(name, for_a_block(all));
         };
         self.answered(&keys);
         each("look up what is absent", &mut |_, key| {
@@ -156,7 +155,7 @@ impl<'a> Scene<'a> {
         let idle = self.ended();
         costs.extend([
             ("counts", counts),
-            ("poll after all were written", written),
+            ("poll after all were written", for_a_block(written)),
             ("tails", tails),
             ("poll", idle),
         ]);
