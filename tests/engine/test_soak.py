@@ -95,14 +95,17 @@ def test_every_answer_is_right_and_nothing_is_leaked(model, tmp_path):
     assert total["compared"] > 0
 
 
-@pytest.mark.long
+SHORT = [("float32", ""), ("float32", "a wrong byte")]
+CASES = [
+    ("float32", ""),
+    *((style, "a wrong byte") for style in STYLES),
+    *(("float32", plant) for plant in PLANTS if plant != "a wrong byte"),
+]
+
+
 @pytest.mark.parametrize(
     ("style", "plant"),
-    [
-        ("float32", ""),
-        *((style, "a wrong byte") for style in STYLES),
-        *(("float32", plant) for plant in PLANTS if plant != "a wrong byte"),
-    ],
+    [pytest.param(*it, marks=() if it in SHORT else pytest.mark.long) for it in CASES],
 )
 def test_what_is_planted_is_found_and_nothing_else(model, tmp_path, style, plant):
     plan = {"life": 0, "style": style, "seconds": 0, "host_gb": 0.05, "resets": False}
