@@ -331,6 +331,13 @@ RUST = [
     ),
     _rust(
         "hybrid-pages",
+        "a promotion goes on behind a page that has left the host",
+        "                && page.is_none_or(is_in_host)\n",
+        "                && page.is_none_or(|page| is_in_host(page) || true)\n",
+        "it::cache_portions::whatever_others_do_between_portions_nothing_is_lost_or_held",
+    ),
+    _rust(
+        "hybrid-pages",
         "a checkpoint that is offered alone pushes out the page before it",
         "            self.support(deepest)\n        }\n",
         "            None\n        }\n",

@@ -164,6 +164,7 @@ fn a_promotion_in_portions_brings_all_and_leaves_nothing_held() {
 enum Between {
     Clear,
     Invalidate,
+    LeaveHost,
     Store,
     LetGo,
 }
@@ -171,11 +172,14 @@ enum Between {
 fn disturb(scene: &Scene, between: Between) {
     match between {
         Between::Clear => drop(scene.cache.clear()),
-        Between::Invalidate => {
+        Between::Invalidate | Between::LeaveHost => {
+            scene.cache.poll();
             let lease = scene.cache.acquire(scene.namespace, &scene.keys[..1], 0);
-            if let Some(lease) = lease.unwrap() {
-                scene.cache.invalidate(&lease).unwrap();
-            }
+            let Some(lease) = lease.unwrap() else { return };
+            match between {
+                Between::Invalidate => scene.cache.invalidate(&lease).unwrap(),
+                _ => scene.cache.leave_to(&lease, 1).unwrap(),
+            };
         }
         Between::Store => store(&scene.cache, scene.namespace, &prompt(9, BLOCKS)),
         Between::LetGo => scene.cache.release_namespace(scene.namespace).unwrap(),
@@ -187,6 +191,7 @@ fn whatever_others_do_between_portions_nothing_is_lost_or_held() {
     for between in [
         Between::Clear,
         Between::Invalidate,
+        Between::LeaveHost,
         Between::Store,
         Between::LetGo,
     ] {

@@ -1,8 +1,10 @@
 //! Promotions: entries that a hit needs and only tiers below have are read into the host, where every lookup sees them.
 //!
 //! They are read in portions, between which the lock is free. From the beginning, a batch pins those that the host has,
-//! and those whose reads have begun. The others may leave in between, so they are looked up again. A promotion never
-//! waits for room: it ends where there is none.
+//! and those whose reads have begun. In between the others may leave, and calls that drop entries take also those that
+//! are pinned, so all are looked up again. A promotion never waits for room: it ends where there is none.
+
+use hashbrown::HashSet;
 
 use super::super::copies::CopyDirection;
 use super::super::prefix_pins::PinSet;
@@ -230,11 +232,20 @@ impl CacheState {
         };
         let rest = &promotion.missing[promotion.begun..];
         let portion = &rest[..rest.len().min(PORTION)];
+        let of_portion: HashSet<EntryId> = portion.iter().map(|&(_, _, id)| id).collect();
+        // A page that is held may leave the host all the same: then nothing can hang from it there.
+        let is_in_host =
+            |page: EntryId| of_portion.contains(&page) || self.entries.get(page).members.in_host();
         let is_there = |&(block, class, id): &(usize, usize, EntryId)| {
-            let node = self.index.at(promotion.namespace, keys, block);
-            let cell = node.map(|node| self.index.cell(node, class));
-            let whole = cell.filter(|cell| cell.is_whole());
-            whole.and_then(|cell| cell.entry()) == Some(id) && !self.is_in_the_way(id)
+            let Some(node) = self.index.at(promotion.namespace, keys, block) else {
+                return false;
+            };
+            let cell = self.index.cell(node, class);
+            let page = self.index.support(node, class);
+            cell.is_whole()
+                && cell.entry() == Some(id)
+                && !self.is_in_the_way(id)
+                && page.is_none_or(is_in_host)
         };
         if !portion.iter().all(is_there) {
             self.end_promotion(promotion);
