@@ -51,8 +51,12 @@ fn two_streams_write_to_one_place() {
 fn only_the_planted_race_is_found() {
     let race = "WARNING: ThreadSanitizer: data race";
     let planted = "cuda_tsan::two_streams_write_to_one_place";
-    let (passed, text) = watched(&["--ignored", "--exact", planted]);
-    assert!(!passed && text.contains(race), "{text}");
+    // On busy cores one stream may end before the other begins, and then no race is there to be seen.
+    let is_found = (0..10).any(|_| {
+        let (passed, text) = watched(&["--ignored", "--exact", planted]);
+        !passed && text.contains(race)
+    });
+    assert!(is_found, "the planted race is not seen");
     let (passed, text) = watched(&["cuda_batches", "cuda_order"]);
     assert!(passed && !text.contains("ThreadSanitizer"), "{text}");
     let tests = text.lines().filter(|line| line.ends_with("... ok")).count();
