@@ -284,6 +284,11 @@ impl CacheState {
             false => self.index.end(store.namespace, &store.keys[..store.next]),
         };
         let from = store.next;
+        if let Some(page) = store.roles.attention.filter(|_| !begins) {
+            // What was pinned may have left, and others may have put the same pages there anew.
+            let there = tip.and_then(|node| self.member(node, page));
+            store.hole |= there != store.page(from - 1);
+        }
         let end = store.keys.len().min(from + PORTION);
         let path = self
             .index
