@@ -331,6 +331,13 @@ RUST = [
     ),
     _rust(
         "hybrid-pages",
+        "a store holds what others have stored anew without the pages before it",
+        "            store.hole |= there != store.page(from - 1);",
+        "            store.hole |= there.is_none() && store.page(from - 1).is_none();",
+        "cache::reserve::tests::a_long_store_holds_nothing_behind_pages_that_were_stored_anew",
+    ),
+    _rust(
+        "hybrid-pages",
         "a promotion goes on behind a page that has left the host",
         "                && page.is_none_or(is_in_host)\n",
         "                && page.is_none_or(|page| is_in_host(page) || true)\n",

@@ -582,3 +582,7 @@ impl CacheState {
         cell.entry().filter(there)
     }
 }
+
+#[cfg(test)]
+#[path = "../../../../tests/rust/core/inside/reserve.rs"]
+mod tests;
