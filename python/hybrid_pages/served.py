@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hybrid_pages import HybridPagesError
-from hybrid_pages.scrape import base_of, read
+from hybrid_pages.reply import read
+from hybrid_pages.scrape import base_of
 
 _SECONDS = 600.0
 """The longest wait for an answer: other requests may be before it."""
