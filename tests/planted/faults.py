@@ -334,7 +334,7 @@ RUST = [
         "a store holds what others have stored anew without the pages before it",
         "            store.hole |= there != store.page(from - 1);",
         "            store.hole |= there.is_none() && store.page(from - 1).is_none();",
-        "cache::reserve::tests::a_long_store_holds_nothing_behind_pages_that_were_stored_anew",
+        "lib::a_long_store_holds_nothing_behind_pages_that_were_stored_anew",
     ),
     _rust(
         "hybrid-pages",
