@@ -233,20 +233,9 @@ fn another_key_and_none_are_refused_by_name_and_nothing_changes() {
     let place = tempfile::tempdir().unwrap();
     let first = setup(place.path(), MAIN);
     first.engine().keep("abc");
-    let before = files(&first.options.path);
     let id = EncryptKeys::parse(MAIN).unwrap().id();
     for keys in [OTHER, ""] {
-        let other = with(&first, keys);
-        other.restarts.excuse("the key is refused");
-        let error = other.try_engine().err().unwrap().to_string();
-        let names = error.contains(&id) && error.contains("encrypt_key");
-        assert!(names, "{error}");
-        let strip = |found: Vec<(PathBuf, Vec<u8>)>| -> Vec<_> {
-            let lock = |it: &(PathBuf, Vec<u8>)| !it.0.ends_with("lock");
-            found.into_iter().filter(lock).collect()
-        };
-        let after = files(&first.options.path);
-        assert!(strip(after) == strip(before.clone()), "{keys:?}");
+        refused(&with(&first, keys), &[&id, "encrypt_key"]);
     }
     let engine = first.engine();
     assert_eq!(engine.restore("abc"), 3);
@@ -262,20 +251,93 @@ fn another_key_and_none_are_refused_by_name_and_nothing_changes() {
         let written = slab(&other).parent().unwrap().to_owned();
         std::fs::remove_dir_all(written).unwrap();
         std::fs::rename(&aside, &identity).unwrap();
-        std::fs::write(
-            first.options.path.join("lane-0/encrypted"),
-            format!("{id} 3\n"),
-        )
-        .unwrap();
+        std::fs::write(mark(&first), format!("{id} 3\n")).unwrap();
     }
     // What a loss of power leaves of the mark counts as none.
-    std::fs::write(first.options.path.join("lane-0/encrypted"), [0; 17]).unwrap();
+    std::fs::write(mark(&first), [0; 17]).unwrap();
     assert_eq!(first.engine().restore("abc"), 3);
-    std::fs::write(first.options.path.join("lane-0/encrypted"), "no key").unwrap();
-    let other = with(&first, MAIN);
-    other.restarts.excuse("the mark is refused");
-    assert!(other.try_engine().is_err());
-    std::fs::remove_file(first.options.path.join("lane-0/encrypted")).unwrap();
+    std::fs::write(mark(&first), "no key").unwrap();
+    refused(&with(&first, MAIN), &["encrypt_key with the key no,"]);
+    std::fs::write(mark(&first), []).unwrap();
+}
+
+fn mark(setup: &Setup) -> PathBuf {
+    setup.options.path.join("lane-0/encrypted")
+}
+
+/// An engine is refused with an error that says all of this, and changes nothing.
+fn refused(setup: &Setup, said: &[&str]) {
+    let before = files(&setup.options.path);
+    setup.restarts.excuse("it is refused");
+    let error = setup.try_engine().err().unwrap().to_string();
+    assert!(said.iter().all(|it| error.contains(it)), "{error}");
+    let after = files(&setup.options.path);
+    let other = |it: &&(PathBuf, Vec<u8>)| !it.0.ends_with("lock");
+    assert!(before.iter().filter(other).eq(after.iter().filter(other)));
+}
+
+/// The old file of a store that got lines `tenants` later, and the other way round.
+#[test]
+fn a_file_with_and_one_without_tenants_lines_do_not_take_each_others_entries_for_gone() {
+    let grown = format!("{MAIN}\ntenants {OTHER}");
+    for (keys, other, said) in [
+        (MAIN, &*grown, "encrypt_key without lines `tenants`"),
+        (&*grown, MAIN, "encrypt_key with lines `tenants`"),
+    ] {
+        let place = tempfile::tempdir().unwrap();
+        let setup = setup(place.path(), keys);
+        of_tenant(setup.engine(), "salt").keep("abc");
+        refused(&with(&setup, other), &[said, "name another disk_path"]);
+        assert_eq!(of_tenant(setup.engine(), "salt").restore("abc"), 3);
+        // An earlier build did not say it. The next start does.
+        let id = EncryptKeys::parse(MAIN).unwrap().id();
+        std::fs::write(mark(&setup), format!("{id} 3\n")).unwrap();
+        assert_eq!(of_tenant(setup.engine(), "salt").restore("abc"), 3);
+        refused(&with(&setup, other), &[said]);
+        if keys != MAIN {
+            let gone = without_tenant(keys, &digest_of_salt()).unwrap();
+            let after = of_tenant(with(&setup, &gone).engine(), "another");
+            assert_eq!(
+                after.restore("abc"),
+                0,
+                "a destroyed tenant refuses nothing"
+            );
+        }
+    }
+}
+
+#[test]
+fn entries_in_the_clear_are_not_left_so_by_a_key() {
+    let place = tempfile::tempdir().unwrap();
+    let plain = setup(place.path(), "");
+    plain.engine().keep("abc");
+    refused(
+        &with(&plain, MAIN),
+        &["found some in the clear", "empty this one"],
+    );
+    assert!(!mark(&plain).exists());
+    assert_eq!(plain.engine().restore("abc"), 3);
+}
+
+#[test]
+fn a_flipped_bit_of_the_mark_costs_nothing_and_refuses_other_keys_still() {
+    let place = tempfile::tempdir().unwrap();
+    let setup = setup(place.path(), MAIN);
+    setup.engine().keep("abc");
+    let whole = std::fs::read(mark(&setup)).unwrap();
+    let id = EncryptKeys::parse(MAIN).unwrap().id();
+    for bit in (0..8 * whole.len()).step_by(7) {
+        change(&mark(&setup), |bytes| bytes[bit / 8] ^= 1 << (bit % 8));
+        refused(&with(&setup, OTHER), &[&id]);
+        refused(&with(&setup, ""), &[&id]);
+        let engine = setup.engine();
+        assert_eq!(engine.restore("abc"), 3, "bit {bit}");
+        drop(engine);
+        assert!(
+            std::fs::read(mark(&setup)).unwrap() == whole,
+            "it is mended"
+        );
+    }
 }
 
 #[test]

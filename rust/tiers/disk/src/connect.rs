@@ -91,9 +91,8 @@ pub(crate) fn open(shared: &Arc<DiskShared>) -> std::result::Result<(), Trouble>
         return Ok(());
     };
     let lane = shared.take_lane()?;
-    let key = shared.seals.key_id();
     let door = &*shared.options.door;
-    require_key(door, lane.folder(), &shared.place, key.as_deref())?;
+    require_key(door, lane.folder(), &shared.place, shared.seals.keys())?;
     let directory = directory_of(identity);
     let place = format!("{}/{directory}", shared.place);
     let refused = |reason, what| move |error| Trouble::of(reason, &place, what, error);

@@ -121,6 +121,11 @@ impl KeyTree {
         self.0.is_empty()
     }
 
+    /// The nodes in order, as a key file has them.
+    pub(crate) fn lines(&self) -> impl Iterator<Item = String> {
+        self.0.iter().map(KeyNode::line)
+    }
+
     /// The key of a tenant; `None` if it was destroyed.
     pub(crate) fn leaf(&self, tenant: &Key) -> Option<Key> {
         let behind = self.0.partition_point(|node| node.path <= path_of(tenant));

@@ -66,6 +66,34 @@ impl EncryptKeys {
         hex(&derive(&self.0.derived, &[b"id"])[..8])
     }
 
+    /// A short name of all that the key file says, comments aside: 16 hexadecimal digits. Engines that share entries
+    /// have the same.
+    #[must_use]
+    pub fn file_id(&self) -> String {
+        let file = &self.0.file;
+        let mut tenants: Vec<_> = file.tenants.iter().collect();
+        tenants.sort_unstable();
+        let mut said = blake3::Hasher::new_keyed(&derive(&self.0.derived, &[b"file"]));
+        for (name, key) in tenants {
+            said.update(name).update(key);
+        }
+        for line in file.tree.lines() {
+            said.update(line.as_bytes()).update(b"\n");
+        }
+        said.update(b"store ").update(file.store.as_bytes());
+        hex(&said.finalize().as_bytes()[..8])
+    }
+
+    /// What the key of a tenant without a line comes from: `tenants` lines, or the key for all `alone`.
+    #[must_use]
+    pub fn tenants_from(&self) -> &'static str {
+        if self.0.file.tree.is_empty() {
+            "alone"
+        } else {
+            "tenants"
+        }
+    }
+
     /// The identity of encrypted entries: another one for each key and each store. `place` is what all call the store if
     /// the key file does not name it; empty if they may call it differently.
     pub(crate) fn identity(&self, identity: &Identity, place: &str) -> Identity {

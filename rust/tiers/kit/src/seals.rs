@@ -64,10 +64,10 @@ impl Seals {
         }))
     }
 
-    /// The short name of the key; `None` without one.
+    /// The keys that entries are encrypted with; `None` without any.
     #[must_use]
-    pub fn key_id(&self) -> Option<String> {
-        self.0.as_ref().map(|sealed| sealed.keys.id())
+    pub fn keys(&self) -> Option<&EncryptKeys> {
+        self.0.as_ref().map(|sealed| &sealed.keys)
     }
 
     /// The format of entries: that of plain ones, or that of encrypted ones.

@@ -57,6 +57,14 @@ pub(crate) fn directories(
     Ok((identities, cleared))
 }
 
+/// Whether a lane has the directory of some identity.
+pub(crate) fn has_identities(lane: BorrowedFd<'_>) -> io::Result<bool> {
+    let names = names(lane)?;
+    Ok(names
+        .iter()
+        .any(|name| name.to_str().is_some_and(is_identity)))
+}
+
 /// Removes a directory with its files, if it is there. Other processes may do the same meanwhile.
 pub(crate) fn remove_folder(parent: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     let gone = |outcome: rustix::io::Result<()>| match outcome {
