@@ -44,7 +44,7 @@ from hybrid_pages._stubs.disk import (
     DISK_LATENCY_LIMITS_US,
     Disk,
     DiskTree,
-    encrypt_key_id,
+    encrypt_key_ids,
     without_tenant_key,
 )
 from hybrid_pages._stubs.errors import (
@@ -165,7 +165,7 @@ __all__ = [
     "checksum",
     "cuda_devices",
     "device_numa_node",
-    "encrypt_key_id",
+    "encrypt_key_ids",
     "replay_traces",
     "route_trace",
     "run_fleets",

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import IO
 
 from hybrid_pages import HybridPagesError
-from hybrid_pages._core import encrypt_key_id, without_tenant_key
+from hybrid_pages._core import encrypt_key_ids, without_tenant_key
 from hybrid_pages.adapter.encryption import VARIABLE, read_keys
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.arguments import require_named
@@ -47,7 +47,7 @@ def _new(args: SimpleNamespace) -> tuple[dict[str, str], str]:
     with open(os.open(args.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         _fill(file.fileno(), text)
     _sync_folder(Path(args.path).resolve().parent)
-    done = {"path": args.path, "key": encrypt_key_id(text)}
+    done = {"path": args.path, "key": encrypt_key_ids(text)[0]}
     return done, f"{args.path}: made with the key {done['key']}, for the setting encrypt_key"
 
 
@@ -66,7 +66,7 @@ def _destroy(args: SimpleNamespace) -> tuple[dict[str, str], str]:
     with _alone(Path(args.path).resolve()) as old:
         text = without_tenant_key(read_keys(args.path), list(bytes.fromhex(digest)))
         _replace(old, Path(old.name), text)
-    done = {"path": args.path, "key": encrypt_key_id(text), "tenant": digest.lower()}
+    done = {"path": args.path, "key": encrypt_key_ids(text)[0], "tenant": digest.lower()}
     return done, (
         f"{args.path}: the key of the tenant {done['tenant']} is destroyed, and it has a new one.\n"
         "Remove every other copy of the old file, give the new one to all engines with this key, "

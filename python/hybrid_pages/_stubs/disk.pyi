@@ -11,8 +11,12 @@ DISK_LATENCY_LIMITS_US: list[int]
 """Upper limits, in microseconds, of the buckets of :meth:`Disk.latencies`. The last bucket has
 none."""
 
-def encrypt_key_id(text: str) -> str:
-    """The short name of the key in the text of a key file, by which directories tell keys apart.
+def encrypt_key_ids(text: str) -> tuple[str, str]:
+    """Two short names, of 16 hexadecimal digits each.
+
+    The first is that of the key for all in the text of a key file, by which directories tell keys
+    apart. The second is that of all that the file says, comments aside: engines that share entries
+    have the same.
 
     Raises InvalidArgumentError for a text without a key, or with something else in it; the error
     does not repeat the text.

@@ -12,7 +12,7 @@ import re
 import stat
 from urllib.parse import urlsplit
 
-from hybrid_pages._core import InvalidArgumentError, encrypt_key_id
+from hybrid_pages._core import InvalidArgumentError, encrypt_key_ids
 from hybrid_pages.adapter.errors import SettingsError
 
 VARIABLE = "env:"
@@ -74,7 +74,7 @@ def read_keys(encrypt_key: str) -> str:
         )
     text = read.decode("utf-8", "replace")
     try:
-        encrypt_key_id(text)
+        encrypt_key_ids(text)
     except InvalidArgumentError as error:
         said = str(error).removeprefix("invalid argument: ")
         raise SettingsError(f"{said} (in {encrypt_key!r})") from None

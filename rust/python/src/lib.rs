@@ -53,7 +53,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
         "REMOTE_FORMAT_VERSION",
         hybrid_pages_remote::REMOTE_FORMAT_VERSION,
     )?;
-    m.add_function(wrap_pyfunction!(tier::encrypt_key_id, m)?)?;
+    m.add_function(wrap_pyfunction!(tier::encrypt_key_ids, m)?)?;
     m.add_function(wrap_pyfunction!(tier::without_tenant_key, m)?)?;
     error::register(m)?;
     geometry::register(m)?;

@@ -59,11 +59,11 @@ pub fn keys_of(text: &str) -> PyResult<Option<EncryptKeys>> {
     keys.transpose().map_err(to_py)
 }
 
-/// The short name of the key in the text of a key file.
+/// The short names of the key for all in the text of a key file, and of all that it says.
 #[pyfunction]
-pub fn encrypt_key_id(text: &str) -> PyResult<String> {
+pub fn encrypt_key_ids(text: &str) -> PyResult<(String, String)> {
     let keys = EncryptKeys::parse(text).map_err(to_py)?;
-    Ok(keys.id())
+    Ok((keys.id(), keys.file_id()))
 }
 
 /// The text of a key file without the key of a tenant, which is named by the SHA-256 of its salt.
