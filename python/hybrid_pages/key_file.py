@@ -19,7 +19,7 @@ from typing import IO
 
 from hybrid_pages import HybridPagesError
 from hybrid_pages._core import encrypt_key_ids, without_tenant_key
-from hybrid_pages.adapter.encryption import VARIABLE, read_keys
+from hybrid_pages.adapter.encryption import VARIABLE, read_keys, shown
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.arguments import require_named
 
@@ -35,11 +35,17 @@ def run(args: SimpleNamespace) -> int:
                 "FILE: expected a file, found a variable: write what is in it to a file, and back"
             )
         done, text = (_new if args.action == "new" else _destroy)(args)
-    except (HybridPagesError, OSError) as error:
-        print(f"hybrid-pages key {args.action}: {error}", file=sys.stderr)
-        return 2
+    except HybridPagesError as error:
+        return _complain(args, str(error))
+    except OSError as error:
+        return _complain(args, f"{shown(args.path)}: {error.strerror or error}")
     print(json.dumps(done) if args.json else text, flush=True)
     return 0
+
+
+def _complain(args: SimpleNamespace, error: str) -> int:
+    print(f"hybrid-pages key {args.action}: {error}", file=sys.stderr)
+    return 2
 
 
 def _new(args: SimpleNamespace) -> tuple[dict[str, str], str]:

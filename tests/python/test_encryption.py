@@ -74,17 +74,65 @@ def test_a_byte_order_mark_is_named(tmp_path, monkeypatch, mark, encoding):
     assert "223344" not in str(error.value)
 
 
-@pytest.mark.parametrize("given", [MAIN, f"env:{MAIN}", f"{MAIN}\n", f"tenant {MAIN} {OTHER}"])
-def test_a_key_in_the_place_of_a_name_is_not_repeated(tmp_path, monkeypatch, given):
+CONTENTS = [
+    MAIN,
+    f"env:{MAIN}",
+    f"{MAIN}\n",
+    f"tenant {MAIN} {OTHER}",
+    f"{MAIN}              # the key for all\ntenants {OTHER}  # all grow from it\nstore prod-eu\n",
+    f"{MAIN}\nstore prod_eu\n",
+    f"{MAIN}\nstore kv.eu:1",
+    f'"{MAIN}"',
+    f"env:'{MAIN}'",
+    f"hex:{MAIN}",
+    f"KEY_NAME={MAIN}",
+    f"[{MAIN}]",
+    f"{MAIN}\0",
+    f"/key\n{MAIN}",
+]
+"""What somebody may give who takes ``encrypt_key`` for the keys themselves."""
+
+
+@pytest.mark.parametrize("given", CONTENTS)
+def test_a_key_in_the_place_of_a_name_is_not_repeated(tmp_path, monkeypatch, capsys, given):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SettingsError, match=r"^encrypt_key: expected .* not repeated") as error:
-        read_keys(given)
-    assert "223344" not in str(error.value)
+    said = r"^encrypt_key: expected .* not repeated"
+    disk = {"disk_path": str(tmp_path / "disk"), "disk_gb": 1, "encrypt_key": given}
+    for use in (
+        lambda: read_keys(given),
+        lambda: TierSettings.read(host_gb=1, **disk).require_places(),
+        lambda: Settings.parse(disk).tiers.require_places(),
+    ):
+        with pytest.raises(SettingsError, match=said) as error:
+            use()
+        assert "223344" not in str(error.value)
+    (tmp_path / "hybrid-pages-disk").write_text("hybrid-pages disk store, format 1\n")
+    for words in (
+        ["store", "verify", str(tmp_path), "--encrypt-key", given],
+        ["key", "destroy", given.rstrip("\0"), "--salt", ""],
+        ["doctor", "--", "vllm", "serve", "m", "--kv-transfer-config", f"{{{json.dumps(disk)}"],
+    ):
+        assert cli.main(words) == 2
+        assert "223344" not in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("given", [MAIN.encode(), bytes.fromhex(MAIN), [MAIN], {MAIN: 1}])
+def test_of_a_key_of_the_wrong_type_only_the_type_is_told(given):
+    setting = {"disk_path": "/a", "disk_gb": 1, "encrypt_key": given}
+    said = f"^encrypt_key: expected [a-z ]+, found something of type {type(given).__name__}$"
+    with pytest.raises(SettingsError, match=said):
+        TierSettings.read(host_gb=1, **setting)
+    with pytest.raises(SettingsError, match=said):
+        Settings.parse(setting)
 
 
 def test_names_are_repeated():
-    for name in ("/run/secrets/hybrid-pages/" + "a" * 64, "env:KEY_OF_HYBRID_PAGES_IN_PRODUCTION"):
-        with pytest.raises(SettingsError, match=re.escape(name.removeprefix("env:"))):
+    for name in (
+        "/run/secrets/hybrid-pages/" + "a" * 64,
+        "env:KEY_OF_HYBRID_PAGES_IN_PRODUCTION",
+        "keys/prod.key",
+    ):
+        with pytest.raises(SettingsError, match=re.escape(repr(name))):
             read_keys(name)
 
 
@@ -106,7 +154,7 @@ def test_a_variable_with_other_bytes_than_text_is_refused(monkeypatch):
     [
         ({"disk_path": "", "encrypt_key": "/key"}, "expected disk_path or remote_url beside it"),
         ({"remote_url": "mooncake://host:1", "encrypt_key": "/key"}, "Mooncake copies straight"),
-        ({"disk_path": "/a", "disk_gb": 1, "encrypt_key": 3}, "expected a text, found 3"),
+        ({"disk_path": "/a", "disk_gb": 1, "encrypt_key": 3}, "found something of type int"),
     ],
 )
 def test_a_setting_without_a_place_for_it_is_refused(given, said):

@@ -18,8 +18,21 @@ from hybrid_pages.adapter.errors import SettingsError
 VARIABLE = "env:"
 """What the name of an environment variable follows, in the place of a file."""
 _MOST_BYTES = 64 << 20
-_LIKE_A_KEY = re.compile(r"(?!/)[0-9A-Za-z+/=\s-]{32,}")
+_LIKE_A_KEY = re.compile(r"[\r\n]|^(?!/).*[0-9A-Za-z+/=\s-]{32}", re.DOTALL)
 _BYTE_ORDER_MARKS = codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
+
+
+def shown(value: object, setting: str = "encrypt_key") -> str:
+    """The value of a setting, for an error.
+
+    Somebody may have given the keys themselves in the place of their file or variable, so of
+    ``encrypt_key`` only an absolute path, or what has no place for a key, is repeated.
+    """
+    if setting != "encrypt_key":
+        return repr(value)
+    if not isinstance(value, str):
+        return "something"
+    return "what may be a key and is not repeated" if _LIKE_A_KEY.search(value) else repr(value)
 
 
 def key_setting(given: str | os.PathLike[str] | None) -> str:
@@ -70,14 +83,14 @@ def read_keys(encrypt_key: str) -> str:
     if read.startswith(_BYTE_ORDER_MARKS):
         raise SettingsError(
             "encrypt_key: expected plain UTF-8, found a byte order mark at the start of "
-            f"{encrypt_key!r}: save it as UTF-8 without one"
+            f"{shown(encrypt_key)}: save it as UTF-8 without one"
         )
     text = read.decode("utf-8", "replace")
     try:
         encrypt_key_ids(text)
     except InvalidArgumentError as error:
         said = str(error).removeprefix("invalid argument: ")
-        raise SettingsError(f"{said} (in {encrypt_key!r})") from None
+        raise SettingsError(f"{said} (in {shown(encrypt_key)})") from None
     return text
 
 
@@ -93,7 +106,7 @@ def exposed_keys(encrypt_key: str) -> str:
         return ""
     return (
         "encrypt_key: expected a key file for its owner alone, found the mode "
-        f"{mode:04o} at {_shown(encrypt_key)}"
+        f"{mode:04o} at {shown(encrypt_key)}"
     )
 
 
@@ -105,12 +118,11 @@ def warn_of_exposed_keys(encrypt_key: str, log: logging.Logger) -> None:
 
 def _read(encrypt_key: str) -> bytes:
     if encrypt_key.startswith(VARIABLE):
-        name = encrypt_key.removeprefix(VARIABLE)
-        text = os.environ.get(name, "")
+        text = os.environ.get(encrypt_key.removeprefix(VARIABLE), "")
         if not text:
             raise SettingsError(
-                f"encrypt_key: expected keys in the environment variable {_shown(name)}, found "
-                "none: set it for the engine's process"
+                f"encrypt_key: expected keys in an environment variable, found none for "
+                f"{shown(encrypt_key)}: set it for the engine's process"
             )
         return text.encode("utf-8", "replace")  # other bytes than text are surrogates
     try:
@@ -124,23 +136,16 @@ def _read(encrypt_key: str) -> bytes:
         why = error.strerror if isinstance(error, OSError) else error
         raise SettingsError(
             f"encrypt_key: expected a key file, or env: and the name of a variable, found "
-            f"{_shown(encrypt_key)}: {why}"
+            f"{shown(encrypt_key)}: {why}"
         ) from None
     if not is_file:
         raise SettingsError(
-            f"encrypt_key: expected a key file, found {encrypt_key!r}, which is a directory, a "
-            "pipe or a device: name a file"
+            f"encrypt_key: expected a key file, found {shown(encrypt_key)}, which is a directory, "
+            "a pipe or a device: name a file"
         )
     if len(read) > _MOST_BYTES:
         raise SettingsError(
             f"encrypt_key: expected a file of at most {_MOST_BYTES} bytes, found more in "
-            f"{encrypt_key!r}"
+            f"{shown(encrypt_key)}"
         )
     return read
-
-
-def _shown(name: str) -> str:
-    """A name for an error, unless it may be a key that was given in the place of one."""
-    if _LIKE_A_KEY.fullmatch(name):
-        return "what may be a key and is not repeated"
-    return repr(name)

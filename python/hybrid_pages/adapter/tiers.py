@@ -11,7 +11,7 @@ from typing import Any
 from hybrid_pages._core import Disk, Mooncake, Remote
 from hybrid_pages.adapter import disk, remote
 from hybrid_pages.adapter.disk import DiskShare, require_directory, require_quota, require_unused
-from hybrid_pages.adapter.encryption import key_setting, read_keys, require_encryption
+from hybrid_pages.adapter.encryption import key_setting, read_keys, require_encryption, shown
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.adapter.memory import require_memory
 from hybrid_pages.adapter.pool import budget_of
@@ -218,10 +218,13 @@ def _require_types(given: Mapping[str, Any]) -> None:
         accepted = (int, float) if kind is float else (kind,)
         if not isinstance(value, accepted) or isinstance(value, bool):
             raise SettingsError(
-                f"{name}: expected {_WORDS[kind]}, found {value!r} of type {type(value).__name__}"
+                f"{name}: expected {_WORDS[kind]}, found {shown(value, name)} of type "
+                f"{type(value).__name__}"
             )
         if isinstance(value, str) and "\0" in value:
-            raise SettingsError(f"{name}: expected a text without NUL characters, found {value!r}")
+            raise SettingsError(
+                f"{name}: expected a text without NUL characters, found {shown(value, name)}"
+            )
         if isinstance(value, int) and value.bit_length() > 64:
             raise SettingsError(
                 f"{name}: expected a number of usual size, found one of {value.bit_length()} bits"

@@ -9,7 +9,7 @@ from typing import Any
 
 from hybrid_pages import DiskTree, ForeignError, HybridPagesError
 from hybrid_pages.adapter.disk import require_directory
-from hybrid_pages.adapter.encryption import exposed_keys, read_keys
+from hybrid_pages.adapter.encryption import exposed_keys, read_keys, shown
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.adapter.memory import GIB, require_huge_pages, require_memory
 from hybrid_pages.adapter.pool import budget_of
@@ -76,8 +76,10 @@ def examine(command: Command, vllm: str | None) -> tuple[list[Finding], list[str
         given, cores = ours.get("kv_connector_extra_config") or {}, _engine_cores(command)
         try:
             if not isinstance(given, dict):
+                named = "encrypt_key" if "encrypt_key" in str(given) else ""
                 raise SettingsError(
-                    f"kv_connector_extra_config: expected a JSON object, found {given!r}"
+                    "kv_connector_extra_config: expected a JSON object, found "
+                    f"{shown(given, named)}"
                 )
             extra, nodes = dict(given), _nodes(command)
             if nodes > 1 and extra.get("host_gb") == "auto":

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from hybrid_pages.adapter.encryption import shown
 from hybrid_pages.arguments import WrongArgument
 
 _SHORT = {
@@ -328,14 +329,15 @@ def _object(
     found = options.get(name)
     if found is None:
         return None
+    said = shown(found, "encrypt_key" if "encrypt_key" in str(found) else name)
     try:
         values = json.loads(found) if isinstance(found, str) else None
     except (ValueError, RecursionError) as error:
         raise WrongArgument(
-            f"--{name}: expected JSON, found {found!r} ({error}): put it into single quotes"
+            f"--{name}: expected JSON, found {said} ({error}): put it into single quotes"
         ) from None
     if not isinstance(values, dict):
         raise WrongArgument(
-            f"--{name}: expected a JSON object, found {'nothing' if found is True else repr(found)}"
+            f"--{name}: expected a JSON object, found {'nothing' if found is True else said}"
         )
     return values

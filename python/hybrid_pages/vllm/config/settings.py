@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from typing import Any, Literal, get_args, get_type_hints
 
 from hybrid_pages.adapter.disk import DEADLINE_MS
-from hybrid_pages.adapter.encryption import key_setting
+from hybrid_pages.adapter.encryption import key_setting, shown
 from hybrid_pages.adapter.errors import SettingsError as SettingsError
 from hybrid_pages.adapter.pool import budget_of, require_policy
 from hybrid_pages.adapter.remote import DEADLINE_MS as REMOTE_DEADLINE_MS
@@ -283,10 +283,13 @@ def _checked(name: str, hint: Any, value: Any) -> Any:
     accepted = (int, float) if hint is float else (hint,)
     if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
         raise SettingsError(
-            f"{name}: expected {hint.__name__}, found {value!r} of type {type(value).__name__}"
+            f"{name}: expected {hint.__name__}, found {shown(value, name)} of type "
+            f"{type(value).__name__}"
         )
     if isinstance(value, str) and "\0" in value:
-        raise SettingsError(f"{name}: expected a text without NUL characters, found {value!r}")
+        raise SettingsError(
+            f"{name}: expected a text without NUL characters, found {shown(value, name)}"
+        )
     try:
         return hint(value)
     except OverflowError:
