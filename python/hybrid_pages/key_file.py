@@ -50,11 +50,14 @@ def _complain(args: SimpleNamespace, error: str) -> int:
 
 def _new(args: SimpleNamespace) -> tuple[dict[str, str], str]:
     text = f"{secrets.token_hex(32)}\ntenants {secrets.token_hex(32)}\n"
-    with open(os.open(args.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        _fill(file.fileno(), text)
+    with open(os.open(args.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made:
+        _fill(made.fileno(), text)
     _sync_folder(Path(args.path).resolve().parent)
-    done = {"path": args.path, "key": encrypt_key_ids(text)[0]}
-    return done, f"{args.path}: made with the key {done['key']}, for the setting encrypt_key"
+    key, file = encrypt_key_ids(text)
+    done = {"path": args.path, "key": key, "file": file}
+    return done, (
+        f"{args.path}: made with the key {key}, in the key file {file}, for the setting encrypt_key"
+    )
 
 
 def _destroy(args: SimpleNamespace) -> tuple[dict[str, str], str]:
@@ -72,11 +75,15 @@ def _destroy(args: SimpleNamespace) -> tuple[dict[str, str], str]:
     with _alone(Path(args.path).resolve()) as old:
         text = without_tenant_key(read_keys(args.path), list(bytes.fromhex(digest)))
         _replace(old, Path(old.name), text)
-    done = {"path": args.path, "key": encrypt_key_ids(text)[0], "tenant": digest.lower()}
+    key, file = encrypt_key_ids(text)
+    done = {"path": args.path, "key": key, "file": file, "tenant": digest.lower()}
     return done, (
-        f"{args.path}: the key of the tenant {done['tenant']} is destroyed, and it has a new one.\n"
+        f"{args.path}: the key of the tenant {done['tenant']} is destroyed, and it has a new one, "
+        f"in the key file {file}.\n"
         "Remove every other copy of the old file, give the new one to all engines with this key, "
-        "and restart them: until then they still have the old key."
+        "and restart them: until then they still have the old key.\n"
+        "What was written for the tenant in the clear, or before the file had a `tenants` line or "
+        "a line for it, can still be read: remove it from the stores."
     )
 
 

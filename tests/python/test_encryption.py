@@ -11,7 +11,8 @@ import stat
 import pytest
 
 from hybrid_pages import DiskError, Geometry, Group, Layer, Segment, checksum, cli
-from hybrid_pages.adapter.encryption import read_keys
+from hybrid_pages._core import encrypt_key_ids
+from hybrid_pages.adapter.encryption import read_keys, tell_of_keys
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.adapter.store import EntryStore
 from hybrid_pages.adapter.tiers import TierSettings
@@ -217,6 +218,31 @@ def test_a_start_warns_once_of_a_key_file_that_others_may_use(opened, tmp_path, 
         assert warned == ([expected] if mode & 0o77 else []), oct(mode)
 
 
+def test_a_start_tells_which_keys_it_has(opened, tmp_path, caplog):
+    def told(text):
+        (tmp_path / "key").touch(mode=0o600)
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            opened(text).close()
+        (said,) = (record.getMessage() for record in caplog.records)
+        found = re.fullmatch("encrypt_key: the key (\\w{16}), in the key file (\\w{16})", said)
+        return found.groups()
+
+    grown = f"{MAIN}\ntenants {OTHER}"
+    key, file = told(f"{grown}\nstore prod")
+    assert told(f"# the same\nstore prod\n{grown}") == (key, file)
+    (tmp_path / "made").write_text(f"{grown}\nstore prod")
+    assert cli.main(["key", "destroy", str(tmp_path / "made"), "--salt", "one"]) == 0
+    less = (tmp_path / "made").read_text()
+    others = [told(text) for text in (f"{grown}\nstore prd", f"{MAIN}\ntenants {KEY.hex()}", less)]
+    assert [other[0] for other in others] == [key] * 3
+    assert len({file, *(other[1] for other in others)}) == 4
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        tell_of_keys("", logging.getLogger("a test"))
+    assert not caplog.records
+
+
 def keep(store, salt):
     page = hashlib.shake_256(salt.encode()).digest(512)
     with store.using(salt, "state") as namespace:
@@ -277,6 +303,8 @@ def test_a_tenant_is_destroyed_by_the_command_and_others_stay(opened, tmp_path, 
     assert cli.main(["key", "destroy", str(tmp_path / "link"), "--salt", "one", "--json"]) == 0
     done = json.loads(capsys.readouterr().out)
     assert (done["tenant"], done["key"]) == (digest, made["key"])
+    assert made.keys() | {"tenant"} == done.keys() == {"path", "key", "file", "tenant"}
+    assert made["file"] != done["file"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     assert (tmp_path / "other name").read_bytes() == bytes(len(whole))
     assert (tmp_path / "link").is_symlink()
@@ -302,7 +330,10 @@ def test_a_tenant_is_destroyed_by_the_command_and_others_stay(opened, tmp_path, 
         (found,) = json.loads(printed.out)["identities"]
         assert (status, found["good"], found["unopened"]) == (0, 4, unopened)
     assert cli.main(["key", "destroy", str(path), "--sha256", digest]) == 0
-    assert digest in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert digest in told
+    assert f"in the key file {encrypt_key_ids(path.read_text())[1]}." in told
+    assert "in the clear, or before the file had a `tenants` line" in told
     with opened(path.read_text()) as store:
         assert [has(store, salt) for salt in ("", "one", "two")] == [True, False, True]
 

@@ -314,11 +314,13 @@ def test_a_quota_beyond_the_disk_is_rejected(model: Path, tmp_path: Path) -> Non
         configure(model, ours(host_gb=0.5, disk_path=str(tmp_path), disk_gb=1 << 29))
 
 
-def test_a_key_file_that_others_may_read_is_warned_of_once(
+def test_keys_are_told_and_a_file_that_others_may_read_is_warned_of_once(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warned: list[str] = []
+    told: list[str] = []
     monkeypatch.setattr(logger, "warning", lambda text, *given: warned.append(text % given))
+    monkeypatch.setattr(logger, "info", lambda text, *given: told.append(text % given))
     path = tmp_path / "key"
     path.write_text("ab" * 32)
     given = {"disk_path": str(tmp_path / "disk"), "disk_gb": 0.01, "encrypt_key": str(path)}
@@ -327,6 +329,7 @@ def test_a_key_file_that_others_may_read_is_warned_of_once(
         path.chmod(mode)
         configure(model, ours(host_gb=0.5, **given))
         assert sum(line.startswith(said + repr(str(path))) for line in warned) == times
+    assert sum(line.startswith("encrypt_key: the key ") for line in told) == 2
 
 
 def test_dummy_weights_and_a_disk_do_not_go_together(model: Path, tmp_path: Path) -> None:

@@ -110,8 +110,12 @@ def exposed_keys(encrypt_key: str) -> str:
     )
 
 
-def warn_of_exposed_keys(encrypt_key: str, log: logging.Logger) -> None:
-    """Logs :func:`exposed_keys`, if there is anything to say."""
+def tell_of_keys(encrypt_key: str, log: logging.Logger) -> None:
+    """Logs the short names of the keys, and :func:`exposed_keys`, if there is anything to say."""
+    if not encrypt_key:
+        return
+    key, file = encrypt_key_ids(read_keys(encrypt_key))
+    log.info("encrypt_key: the key %s, in the key file %s", key, file)
     if found := exposed_keys(encrypt_key):
         log.warning("%s: take the permissions of others away: chmod 600", found)
 

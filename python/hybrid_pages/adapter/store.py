@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from hybrid_pages._core import Geometry
-from hybrid_pages.adapter.encryption import warn_of_exposed_keys
+from hybrid_pages.adapter.encryption import tell_of_keys
 from hybrid_pages.adapter.entries import Entries, Moved
 from hybrid_pages.adapter.identity import about, stable_identity
 from hybrid_pages.adapter.keys import holding, identity, of_tenant
@@ -74,7 +74,7 @@ class EntryStore(Closing):
         self._encrypts = bool(tiers.encrypt_key)
         self._disk, self._remote, self._tier_log = pool.disk, pool.remote, log
         self.entries = Entries(geometry, pool.cache, wait_seconds=tiers.wait_seconds)
-        warn_of_exposed_keys(tiers.encrypt_key, log)
+        tell_of_keys(tiers.encrypt_key, log)
         for note in self._disk.notes() if self._disk is not None else ():
             log.warning("the disk: %s", note)
 

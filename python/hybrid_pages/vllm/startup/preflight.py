@@ -9,7 +9,7 @@ import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hybrid_pages.adapter.encryption import warn_of_exposed_keys
+from hybrid_pages.adapter.encryption import tell_of_keys
 from hybrid_pages.adapter.memory import require_huge_pages, require_memory
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.config.identity import require_lasting
@@ -81,7 +81,7 @@ def check(config: "VllmConfig", connector: str) -> None:
         if settings.lasting:
             require_lasting(config, settings.lasting)
         cores.note(config.parallel_config)
-        warn_of_exposed_keys(settings.encrypt_key, versions.logger)
+        tell_of_keys(settings.encrypt_key, versions.logger)
         _warn(config.kv_transfer_config, connector)
 
 
