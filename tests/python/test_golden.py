@@ -63,6 +63,48 @@ def test_what_a_version_wrote_is_read_by_this_one(name, tmp_path):
         assert files(path) == files(unpacked(name, tmp_path / "as it was"))
 
 
+WRONG = {
+    "none": "",
+    "another": "ab" * 32,
+    "another-store": KEYS + "-of-others",
+    "other-tenants": KEYS.replace(KEY[::-1], "ab" * 32),
+}
+
+
+@pytest.mark.parametrize("name", ["disk-3", "remote-2", "remote-2-tenants"])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_keys_and_none_find_nothing_and_remove_nothing(name, wrong, tmp_path):
+    path = unpacked(name, tmp_path / "store")
+    kept = contents(path)
+    tier = MAKERS[name.split("-")[0]](path, WRONG[wrong])
+    if name == "disk-3" and wrong in ("none", "another"):
+        with pytest.raises(DiskError, match="expected encrypt_key with the key"):
+            GoldenEngine(tier)
+    else:
+        assert GoldenEngine(tier).restore() == 0
+    tier.close()
+    assert kept.items() <= contents(path).items()
+    assert opened(name, path).restore() == len(PROMPT)
+
+
+def test_keys_are_refused_where_entries_are_in_the_clear(tmp_path):
+    path = unpacked("disk-1", tmp_path / "store")
+    kept = contents(path)
+    tier = disk(path, KEYS)
+    with pytest.raises(DiskError, match="expected entries that are encrypted"):
+        GoldenEngine(tier)
+    tier.close()
+    assert kept == contents(path)
+    assert opened("disk-1", path).restore() == len(PROMPT)
+
+
+def contents(path: Path) -> dict[str, object]:
+    """Slabs and packs, and the names of indexes, which note how often they were opened."""
+    found = files(path)
+    ends = (".slab", ".pack", "index.redb")
+    return {name: name.endswith("redb") or found[name] for name in found if name.endswith(ends)}
+
+
 def test_there_is_a_store_of_every_version():
     newest = max(DISK_FORMAT_VERSION, SEALED_DISK_FORMAT_VERSION)
     expected = {f"disk-{version}" for version in range(1, newest + 1)}
@@ -94,8 +136,13 @@ def disk_parts(path: Path, version: str) -> dict[str, bytes]:
                 record = data[at : at + ends + 16]
                 assert record[8:16] == struct.pack("<Q", 1)
                 assert record[16:64] + record[72:ends] in entries
-        elif name.endswith(("hybrid-pages-disk", "encrypted")):
+        elif name.endswith("hybrid-pages-disk"):
             found[name] = data
+        elif name.endswith("encrypted"):
+            # The first commit with format 3 said the key and the format, once.
+            lines = [line.split() for line in data.splitlines()]
+            assert lines in ([lines[0][:2]], [[*lines[0][:2], b"tenants"]] * 3)
+            found[name] = b" ".join(lines[0][:2])
     return found
 
 

@@ -326,6 +326,7 @@ fn a_flipped_bit_of_the_mark_costs_nothing_and_refuses_other_keys_still() {
     setup.engine().keep("abc");
     let whole = std::fs::read(mark(&setup)).unwrap();
     let id = EncryptKeys::parse(MAIN).unwrap().id();
+    assert!(whole == format!("{id} 3 alone\n").repeat(3).into_bytes());
     for bit in (0..8 * whole.len()).step_by(7) {
         change(&mark(&setup), |bytes| bytes[bit / 8] ^= 1 << (bit % 8));
         refused(&with(&setup, OTHER), &[&id]);
