@@ -143,6 +143,12 @@ PACKAGE = [
         "it.host_bytes >= it.entry_bytes",
         "test_checks.py::test_each_rule_finds_what_it_is_for",
     ),
+    _python(
+        "keys in the place of their file's name are repeated",
+        'return "what may be a key and is not repeated" if _LIKE_A_KEY.search(value)',
+        'return "what may be a key and is not repeated" if _LIKE_A_KEY.fullmatch(value)',
+        "test_encryption.py::test_a_key_in_the_place_of_a_name_is_not_repeated",
+    ),
 ]
 
 RUST = [
@@ -405,8 +411,15 @@ RUST = [
     _rust(
         "hybrid-pages-disk",
         "a disk whose entries have another key is taken",
-        "        (Some(found), Some(key)) if found == mark_of(key) => Ok(()),",
-        "        (Some(_), Some(_)) => Ok(()),",
+        "if lines.iter().all(|line| line == own) => return Ok(()),",
+        "if lines.iter().all(|line| line.format == own.format) => return Ok(()),",
+        "it::encrypted",
+    ),
+    _rust(
+        "hybrid-pages-disk",
+        "a disk takes a key file that gained or lost its lines `tenants`",
+        "        self.key == own.key && self.format == own.format && tenants\n",
+        "        self.key == own.key && self.format == own.format\n",
         "it::encrypted",
     ),
     _rust(
