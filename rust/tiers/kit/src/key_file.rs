@@ -112,7 +112,8 @@ pub fn without_tenant(text: &str, tenant: &[u8; 32]) -> Result<String> {
     if !found {
         return Err(Error::InvalidArgument(
             "encrypt_key: expected a line `tenants`, or `tenant` for this one, found neither: the key for all makes this \
-             tenant's key, so only both can be destroyed"
+             tenant's key, and a line that is added now destroys nothing that was written before: that takes a new key \
+             for all"
                 .into(),
         ));
     }
@@ -269,6 +270,12 @@ mod tests {
         assert_eq!(alone.lines().count(), 2);
         let error = without_tenant(MAIN, &name).unwrap_err().to_string();
         assert!(error.contains("expected a line `tenants`"), "{error}");
+        assert!(
+            error.ends_with(
+                "destroys nothing that was written before: that takes a new key for all"
+            ),
+            "{error}"
+        );
         assert!(without_tenant("", &name).is_err());
     }
 }
