@@ -9,18 +9,28 @@ import functools
 import pytest
 import torch
 from torch.nn import functional
-from transformers import DynamicCache, StaticCache
+from transformers import (
+    DynamicCache,
+    StaticCache,
+)
 from transformers.cache_utils import DynamicLayer
 
 import tiny
 from hybrid_pages import InvalidArgumentError
 from hybrid_pages.batch import Batch, LayerCache
-from hybrid_pages.batch.huggingface import from_transformers, model_inputs, to_transformers
+from hybrid_pages.batch.huggingface import (
+    from_transformers,
+    model_inputs,
+    prefill_inputs,
+    to_transformers,
+)
 
 ALLOWANCE = 3e-4
 LENGTHS = (70, 3, 21)
 # Nemotron-H and Gemma 4 have layers that keep no cache.
-MODELS = ["qwen3.5", "lfm2", "gemma3", "falcon-h1", "bamba", "jamba", "nemotron-h", "gemma4"]
+MODELS = ["qwen3.5", "lfm2", "gemma3", "falcon-h1", "bamba", "nemotron-h", "gemma4"]
+# Those of transformers 5.19 start anew when they are given several tokens after a state.
+ONE_BY_ONE = ["jamba", "zamba", "mamba"]
 model = functools.cache(tiny.make)
 
 
@@ -29,19 +39,26 @@ def tokens(*lengths, seed=0):
     return [torch.randint(3, tiny.VOCAB, (n,), generator=generator) for n in lengths]
 
 
+def forward(lm, ids, cache, **inputs):
+    name = "cache_params" if lm.config.model_type == "mamba" else "past_key_values"
+    with torch.no_grad():
+        return lm(ids, **{name: cache}, **inputs).logits
+
+
 def prefilled(lm, row):
     cache = DynamicCache(config=lm.config)
     if len(row):
-        with torch.no_grad():
-            lm(row[None], past_key_values=cache)
-    return from_transformers(cache)
+        forward(lm, row[None], cache)
+    return from_transformers(cache, [len(row)])
 
 
 def advance(lm, batch, ids):
     """`ids` [rows, columns] into every row; the logits and the batch after it."""
     cache = to_transformers(batch, lm.config)
-    with torch.no_grad():
-        logits = lm(ids, past_key_values=cache, **model_inputs(batch.lengths, ids.shape[1])).logits
+    inputs = model_inputs(batch.lengths, ids.shape[1])
+    if lm.config.model_type == "mamba":
+        del inputs["attention_mask"]
+    logits = forward(lm, ids, cache, **inputs)
     return logits, from_transformers(cache, [n + ids.shape[1] for n in batch.lengths])
 
 
@@ -59,7 +76,7 @@ def grown(rows, ids):
     return [torch.cat([row, new]) for row, new in zip(rows, ids, strict=True)]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODELS + ONE_BY_ONE)
 def test_rows_come_and_go_and_every_row_is_as_alone(name):
     lm, rows = model(name), tokens(*LENGTHS)
     batch = Batch.merge([prefilled(lm, row) for row in rows])
@@ -86,26 +103,31 @@ def test_rows_come_and_go_and_every_row_is_as_alone(name):
     assert deviation(lm, logits, grown([rows[1]], ids)) < ALLOWANCE
 
 
-# Jamba of transformers 5.19 starts anew when it is given several tokens after a state.
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "jamba"])
-def test_the_same_number_of_tokens_for_every_row_is_exact(name):
+def deviation_of_five_more(name):
     lm, rows = model(name), tokens(*LENGTHS)
     batch = Batch.merge([prefilled(lm, row) for row in rows])
     ids = torch.stack(tokens(5, 5, 5, seed=1))
     logits, _ = advance(lm, batch, ids)
-    assert deviation(lm, logits, grown(rows, ids)) < ALLOWANCE
+    return deviation(lm, logits, grown(rows, ids))
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_the_same_number_of_tokens_for_every_row_is_exact(name):
+    assert deviation_of_five_more(name) < ALLOWANCE
+
+
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_several_tokens_after_a_state_are_not_exact_in_some_models(name):
+    assert deviation_of_five_more(name) > 1000 * ALLOWANCE
+
+
+@pytest.mark.parametrize("name", MODELS + ONE_BY_ONE)
 def test_new_rows_padded_at_the_left_are_exact(name):
     lm, rows = model(name), tokens(*LENGTHS)
-    padding = [max(LENGTHS) - n for n in LENGTHS]
     ids = torch.stack([functional.pad(row, (max(LENGTHS) - len(row), 0)) for row in rows])
-    mask = (torch.arange(max(LENGTHS)) >= torch.tensor(padding)[:, None]).long()
     cache = DynamicCache(config=lm.config)
-    with torch.no_grad():
-        places = (mask.cumsum(1) - 1).clamp(min=0)
-        lm(ids, attention_mask=mask, position_ids=places, past_key_values=cache)
+    logits = forward(lm, ids, cache, **prefill_inputs(LENGTHS))
+    assert deviation(lm, logits[:, -1:], rows) < ALLOWANCE
     batch = from_transformers(cache, LENGTHS)
     batch.filter([1, 2])
     ids = torch.stack(tokens(1, 1, seed=1))
@@ -113,7 +135,25 @@ def test_new_rows_padded_at_the_left_are_exact(name):
     assert deviation(lm, logits, grown(rows[1:], ids)) < ALLOWANCE
 
 
-@pytest.mark.parametrize("name", ["qwen3.5", "lfm2", "falcon-h1", "bamba", "jamba"])
+def test_inputs_of_new_rows_count_positions_behind_the_padding():
+    inputs = prefill_inputs([4, 1])
+    assert inputs["attention_mask"].tolist() == [[1, 1, 1, 1], [0, 0, 0, 1]]
+    assert inputs["position_ids"].tolist() == [[0, 1, 2, 3], [0, 0, 0, 0]]
+    for lengths, words in (([], "at least 1"), ([0, 0], "longest row"), ([3, -1], "at least 0")):
+        with pytest.raises(InvalidArgumentError, match=words):
+            prefill_inputs(lengths)
+
+
+def test_mamba_takes_the_mask_for_one_of_the_new_tokens():
+    """Why it is given none: see the module."""
+    lm, rows = model("mamba"), tokens(*LENGTHS)
+    batch = Batch.merge([prefilled(lm, row) for row in rows])
+    ids = torch.stack(tokens(1, 1, 1, seed=1))
+    logits = forward(lm, ids, to_transformers(batch, lm.config), **model_inputs(LENGTHS))
+    assert deviation(lm, logits, grown(rows, ids)) > 1000 * ALLOWANCE
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "lfm2", "falcon-h1", "bamba", *ONE_BY_ONE])
 def test_a_wrong_state_shows(name):
     lm, rows = model(name), tokens(*LENGTHS)
     batch = Batch.merge([prefilled(lm, row) for row in rows])
@@ -215,7 +255,7 @@ def test_caches_of_another_kind_are_refused():
 def test_rows_of_another_model_are_refused():
     (row,) = tokens(9)
     qwen, lfm = (prefilled(model(name), row) for name in ("qwen3.5", "lfm2"))
-    with pytest.raises(InvalidArgumentError, match="layer 0 is of another model"):
+    with pytest.raises(InvalidArgumentError, match="layer 0 is of another structure"):
         to_transformers(lfm, model("gemma3").config)
     with pytest.raises(InvalidArgumentError, match="batch of 2 layers, found 4"):
         to_transformers(qwen, model("falcon-h1").config)

@@ -222,12 +222,34 @@ def _minimax() -> torch.nn.Module:
     return transformers.MiniMaxForCausalLM(config)
 
 
+def _mamba() -> torch.nn.Module:
+    config = transformers.MambaConfig(
+        vocab_size=VOCAB, hidden_size=64, state_size=8, num_hidden_layers=2, initializer_range=0.1
+    )
+    return transformers.MambaForCausalLM(config)
+
+
+def _zamba() -> torch.nn.Module:
+    config = transformers.ZambaConfig(
+        **_COMMON | {"num_key_value_heads": 4},
+        num_hidden_layers=4,
+        layers_block_type=["mamba", "hybrid"] * 2,
+        attention_head_dim=32,
+        n_mamba_heads=2,
+        mamba_d_state=16,
+        use_mamba_kernels=False,
+    )
+    return transformers.ZambaForCausalLM(config)
+
+
 # Some of their layers keep no cache: those of experts alone, and those that use another's keys.
 PLACES: dict[str, Callable[[], torch.nn.Module]] = {
     "nemotron-h": _nemotron_h,
     "gemma3n": _gemma3n,
     "gemma4": _gemma4,
 }
+# Only tests/batch runs them.
+BATCHED: dict[str, Callable[[], torch.nn.Module]] = {"mamba": _mamba, "zamba": _zamba}
 # It has a cache of its own.
 OWN_CACHE: dict[str, Callable[[], torch.nn.Module]] = {"minimax": _minimax}
 
@@ -236,7 +258,7 @@ def make(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.
     """A tiny model in evaluation mode; the same for the same arguments."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        model = (MODELS | PLACES | OWN_CACHE)[name]()
+        model = (MODELS | PLACES | BATCHED | OWN_CACHE)[name]()
         remember(model, {"conv1d.weight": 0.5})
     # Texts of a fixed length, and no id that means padding.
     model.generation_config.eos_token_id = None

@@ -2,19 +2,24 @@
 
 `from_transformers` takes the rows of a DynamicCache into a `Batch`, where they are merged,
 extended, filtered and extracted; `to_transformers` makes a DynamicCache that a model goes on with.
-Later changes of one side do not show in the other. Layouts are those of `transformers.cache_utils`:
-keys and values [rows, heads, columns, head_dim], convolution states [rows, channels, K], recurrent
-states as the model has them.
+Later steps of one side do not show in the other. States are copied; keys and values may be shared
+until a step makes longer ones, so do not write into them. Layouts are those of
+`transformers.cache_utils`: keys and values [rows, heads, columns, head_dim], convolution states
+[rows, channels, K], recurrent states as the model has them.
 
 A model then computes for each row what it would for the row alone, up to rounding, if it is given
 
-- the same number of tokens for every row, whatever the rows' lengths;
-- or a whole batch of new rows, padded at the left.
+- the same number of tokens for every row, whatever the rows' lengths, with `model_inputs`;
+- or a whole batch of new rows, padded at the left, with `prefill_inputs`.
 
-The models themselves compute padding wrongly for rows that have a state already: zeros in the place
-of padded inputs enter the convolution, and the recurrent state decays. Prefill such rows one by
-one, or in groups of equal numbers of tokens, and merge them. Jamba of transformers 5.19 forgets
-its state when it is given several tokens after one; one token at a time is right there too.
+Some models of transformers 5.19 differ:
+
+- Padding among rows that have a convolution or recurrent state is wrong: zeros in the place of
+  padded inputs enter the convolution, and the recurrent state decays. Prefill such rows one by one,
+  or in groups of equal numbers of tokens, and merge them.
+- Jamba, Zamba, Mamba and FalconMamba forget their state when they are given several tokens after
+  one. One token at a time is right.
+- Mamba and FalconMamba take the mask for one of the new tokens. After the prefill, give them none.
 """
 
 from __future__ import annotations
@@ -59,6 +64,9 @@ def from_transformers(cache: DynamicCache, lengths: Iterable[int] | None = None)
     lengths: the tokens of each row, without the padding at its left; all columns by default.
     A cache that was never used is one empty row, or as many as `lengths` has zeros.
 
+    A cache does not show its padding, so these mistakes give wrong rows: rows padded at the right,
+    and no lengths for rows padded at the left.
+
     Raises InvalidArgumentError for a cache that is offloaded, records its past or has layers of
     another kind, such as static or quantized ones, and for lengths that do not fit.
     """
@@ -93,7 +101,8 @@ def to_transformers(batch: Batch, config: PreTrainedConfig) -> DynamicCache:
     """Makes a cache with the rows of a batch, for the model of `config` to go on with.
 
     The model also needs the `model_inputs` for the rows' lengths. Raises InvalidArgumentError if
-    padding is not finalized or the layers are of another model.
+    padding is not finalized or the layers are of another structure (kinds, windows or number;
+    weights and sizes of heads are not compared).
     """
     if batch.prepared:
         raise InvalidArgumentError("expected no announced padding, found some; finalize first")
@@ -111,7 +120,7 @@ def to_transformers(batch: Batch, config: PreTrainedConfig) -> DynamicCache:
         try:
             expected.check_join([rows])
         except InvalidArgumentError as error:
-            raise InvalidArgumentError(f"layer {index} is of another model: {error}") from error
+            raise InvalidArgumentError(f"layer {index} is of another structure: {error}") from error
         _give(layer, rows, columns)
     return cache
 
@@ -124,15 +133,37 @@ def model_inputs(
     lengths: the tokens of each row so far, as `Batch.lengths`. Returns attention_mask [rows,
     cached columns + columns], 0 at left padding, and position_ids [rows, columns].
     """
-    numbers = whole_numbers("lengths", lengths)
-    per_row("lengths", numbers, at_least_one("rows", len(numbers)))
+    length, longest = _lengths(lengths, device)
     at_least_one("columns", columns)
-    length = torch.tensor(numbers, device=device)[:, None]
-    column = torch.arange(max(numbers) + columns, device=device)
+    column = torch.arange(longest + columns, device=device)
     return {
-        "attention_mask": (column >= max(numbers) - length).long(),
+        "attention_mask": (column >= longest - length).long(),
         "position_ids": length + torch.arange(columns, device=device),
     }
+
+
+def prefill_inputs(
+    lengths: Iterable[int], device: torch.device | str = "cpu"
+) -> dict[str, torch.Tensor]:
+    """The arguments that a model needs besides the tokens of new rows, padded at the left.
+
+    lengths: the tokens of each row. Returns attention_mask and position_ids, both [rows, columns]
+    with as many columns as the longest row has tokens; the mask is 0 at left padding.
+    """
+    length, longest = _lengths(lengths, device)
+    at_least_one("the longest row", longest)
+    position = torch.arange(longest, device=device) - (longest - length)
+    return {
+        "attention_mask": (position >= 0).long(),
+        "position_ids": position.clamp(min=0),
+    }
+
+
+def _lengths(lengths: Iterable[int], device: torch.device | str) -> tuple[torch.Tensor, int]:
+    """The lengths as [rows, 1], and the largest."""
+    numbers = whole_numbers("lengths", lengths)
+    per_row("lengths", numbers, at_least_one("rows", len(numbers)))
+    return torch.tensor(numbers, device=device)[:, None], max(numbers)
 
 
 def _tensors(layer: Any) -> list[torch.Tensor]:
