@@ -11,6 +11,9 @@ import torch
 from torch.nn import functional
 from transformers import (
     DynamicCache,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
     StaticCache,
 )
 from transformers.cache_utils import DynamicLayer
@@ -24,6 +27,7 @@ from hybrid_pages.batch.huggingface import (
     prefill_inputs,
     to_transformers,
 )
+from hybrid_pages.batch.rope import check_frequencies
 
 ALLOWANCE = 3e-4
 LENGTHS = (70, 3, 21)
@@ -151,6 +155,66 @@ def test_mamba_takes_the_mask_for_one_of_the_new_tokens():
     ids = torch.stack(tokens(1, 1, 1, seed=1))
     logits = forward(lm, ids, to_transformers(batch, lm.config), **model_inputs(LENGTHS))
     assert deviation(lm, logits, grown(rows, ids)) > 1000 * ALLOWANCE
+
+
+def roped(kind, **more):
+    """A model whose frequencies change beyond 64 tokens."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=tiny.VOCAB,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        initializer_range=0.2,
+        max_position_embeddings=64,
+        rope_parameters={"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0, **more},
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+LONGROPE = {
+    "short_factor": [1.0] * 8,
+    "long_factor": [4.0] * 8,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "refused", "exact"),
+    [
+        ("longrope", LONGROPE, [(100, 20), (64, 63)], [(63, 20), (100, 65)]),
+        ("dynamic", {}, [(100, 20), (100, 70), (63, 20)], [(62, 20), (63, 63)]),
+    ],
+)
+def test_rows_that_need_other_frequencies_than_the_longest_are_refused(kind, more, refused, exact):
+    lm = roped(kind, **more)
+    for lengths in refused:
+        batch = Batch.merge([prefilled(lm, row) for row in tokens(*lengths)])
+        with pytest.raises(InvalidArgumentError, match=rf"{kind}.*{lengths[1]}\]; split"):
+            to_transformers(batch, lm.config)
+        for row in range(2):
+            to_transformers(batch.extract(row), lm.config)
+    for lengths in exact:
+        rows, ids = tokens(*lengths), torch.stack(tokens(1, 1, seed=1))
+        batch = Batch.merge([prefilled(lm, row) for row in rows])
+        logits, _ = advance(lm, batch, ids)
+        assert deviation(lm, logits, grown(rows, ids)) < ALLOWANCE
+
+
+@pytest.mark.parametrize(("kind", "more"), [("longrope", LONGROPE), ("dynamic", {})])
+def test_the_frequencies_of_one_type_of_layers_count(kind, more):
+    plain = {"rope_type": "default", "rope_theta": 10000.0}
+    long = roped(kind, **more).config.rope_parameters
+    config = Gemma3TextConfig(
+        max_position_embeddings=64,
+        head_dim=16,
+        rope_parameters={"sliding_attention": plain, "full_attention": long},
+    )
+    with pytest.raises(InvalidArgumentError, match=kind):
+        check_frequencies(config, [100, 20])
+    config.rope_parameters["full_attention"] = plain
+    check_frequencies(config, [100, 20])
 
 
 @pytest.mark.parametrize("name", ["qwen3.5", "lfm2", "falcon-h1", "bamba", *ONE_BY_ONE])

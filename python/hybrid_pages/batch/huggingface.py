@@ -20,6 +20,9 @@ Some models of transformers 5.19 differ:
 - Jamba, Zamba, Mamba and FalconMamba forget their state when they are given several tokens after
   one. One token at a time is right.
 - Mamba and FalconMamba take the mask for one of the new tokens. After the prefill, give them none.
+- With longrope and dynamic rope, the longest row of a step sets the frequencies of all rows.
+  `to_transformers` rejects rows for which these would be others than alone, but looks only at the
+  next token. A prefill is not checked.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from hybrid_pages.batch.batch import Batch
 from hybrid_pages.batch.checks import at_least_one, per_row, whole_numbers
 from hybrid_pages.batch.composite import CompositeCache
 from hybrid_pages.batch.layer import LayerCache
+from hybrid_pages.batch.rope import check_frequencies
 
 
 def _kinds(*names: str) -> set[type[Any]]:
@@ -101,8 +105,10 @@ def to_transformers(batch: Batch, config: PreTrainedConfig) -> DynamicCache:
     """Makes a cache with the rows of a batch, for the model of `config` to go on with.
 
     The model also needs the `model_inputs` for the rows' lengths. Raises InvalidArgumentError if
-    padding is not finalized or the layers are of another structure (kinds, windows or number;
-    weights and sizes of heads are not compared).
+    padding is not finalized, if the layers are of another structure (kinds, windows or number;
+    weights and sizes of heads are not compared), or if the rows' next tokens need different rotary
+    frequencies. To decode many steps on one cache, come back before the longest row reaches the
+    length at which longrope or dynamic rope change them.
     """
     if batch.prepared:
         raise InvalidArgumentError("expected no announced padding, found some; finalize first")
@@ -114,6 +120,7 @@ def to_transformers(batch: Batch, config: PreTrainedConfig) -> DynamicCache:
         raise InvalidArgumentError(
             f"expected a batch of {len(cache.layers)} layers, found {len(batch.layers)}"
         )
+    check_frequencies(config, batch.lengths)
     columns = max(batch.lengths)
     for index, (layer, rows) in enumerate(zip(cache.layers, batch.layers, strict=True)):
         expected = _take(layer, batch.size)
