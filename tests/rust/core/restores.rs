@@ -4,6 +4,7 @@ use crate::tiers_support;
 
 use hybrid_pages::cache::RestoreProgress;
 use hybrid_pages::ids::ClassKind;
+use hybrid_pages::policy::EntryKind;
 use tiers_support::cache_support::{class, pages, whole};
 use tiers_support::{Engine, Handle, LARGE, Size, hybrid};
 
@@ -437,4 +438,26 @@ fn a_promotion_without_room_reads_up_to_a_shallower_boundary() {
         let shallower = u64::from(depth > 0 && depth < 20);
         assert_eq!(engine.cache.restores().shallower, shallower);
     }
+}
+
+/// Another process puts the same entries into a nearer tier, which the restore does not pin.
+#[test]
+fn a_restore_reads_from_the_tier_that_it_has_pinned() {
+    let (one, two) = (Handle::default(), Handle::default());
+    one.lock().is_shared = true;
+    one.lock().declines = vec![EntryKind::Page];
+    let classes = [class(ClassKind::Attention, 0, 1)];
+    let below = [(one.clone(), LARGE), (two.clone(), LARGE)];
+    let engine = Engine::new(&classes, 4, &below);
+    for prompt in ["abc", "wxyz"] {
+        engine.store(prompt, &pages(0..prompt.len()));
+        engine.cache.poll();
+    }
+    let mut restore = engine.restore("abc", 1).unwrap();
+    assert!(!restore.whole());
+    one.lock().entries = two.lock().entries.clone();
+    assert_eq!(engine.hit("abc").blocks, 3);
+    one.lock().fail_reads = usize::MAX;
+    assert_eq!(engine.take_all("abc", &mut restore), [(0, 1), (0, 2)]);
+    assert_eq!(engine.cache.restores().failed, 0);
 }

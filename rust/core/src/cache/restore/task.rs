@@ -82,6 +82,8 @@ pub(super) struct RestoreTask {
     pinned: usize,
     /// Pins in tiers below, in the order of the needs.
     pub(super) pins: Vec<TierPin>,
+    /// The first pin that may be one of what is read next.
+    pub(super) reading: usize,
     /// How many of the needs need no more waves: those that the engine has, and those that waves were begun for.
     pub(super) next: usize,
     /// The promotion that is being begun for a wave that every lookup sees.
@@ -143,6 +145,7 @@ impl CacheState {
         let task = RestoreTask {
             pinned: 0,
             pins: Vec::new(),
+            reading: 0,
             next: needs.partition_point(|&(block, _)| block < first),
             promotion: None,
             wave: None,

@@ -7,7 +7,7 @@ use super::super::state::CacheState;
 use super::super::tier_pins::TierPin;
 use super::promotion::{Obstacle, PromotionStep};
 use super::task::{LocatedEntry, RestoreProgress, RestoreTask, Wave};
-use crate::ids::{EntryId, NodeId};
+use crate::ids::EntryId;
 use crate::prefix::IndexCell;
 use crate::slot::HOST;
 
@@ -277,8 +277,8 @@ impl CacheState {
                     last,
                     (block, class),
                 );
-                let there = last.filter(|there| there.id == id);
-                let Some((source, node)) = there.and_then(|there| self.source_of(&there)) else {
+                let node = last.filter(|there| there.id == id).map(|there| there.node);
+                let Some((source, node)) = self.own_pin(task, id).zip(node) else {
                     self.drop_wave(wave);
                     return Err(Broken);
                 };
@@ -297,11 +297,15 @@ impl CacheState {
         Ok(begin)
     }
 
-    /// The pin of the entry that a transient one is read from, and its boundary.
-    fn source_of(&self, entry: &LocatedEntry) -> Option<(TierPin, NodeId)> {
-        let places = self.entries.get(entry.id).places;
-        let tier = places.tiers().find(|&tier| tier != HOST)?;
-        Some((self.restoring.pins.find(entry.id, tier)?, entry.node))
+    /// The restore's own pin of an entry that it reads next, in a tier that has it still. Another restore's pin may end
+    /// before this one has read it.
+    fn own_pin(&self, task: &mut RestoreTask, id: EntryId) -> Option<TierPin> {
+        let is_own = |pin: &&TierPin| pin.id == id;
+        task.reading += task.pins[task.reading..]
+            .iter()
+            .position(|pin| is_own(&pin))?;
+        let mut own = task.pins[task.reading..].iter().take_while(is_own);
+        own.find(|pin| self.restoring.pins.lasts(pin)).copied()
     }
 
     /// Pins what the host has of these entries, which are in order, and the pages that they hang from.
