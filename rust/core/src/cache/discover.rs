@@ -13,8 +13,23 @@ pub(super) struct Discovered {
     pub(super) hit: Hit,
     /// Whether a tier asks somebody for more.
     pub(super) asking: bool,
-    /// Whether there is more to ask the tiers at once.
-    pub(super) more: bool,
+}
+
+/// How far a call has come in asking the tiers below about its prompt, a portion at a time.
+#[derive(Default)]
+pub(super) struct Discovery {
+    portions: usize,
+    /// Whether nothing is left to ask at once.
+    pub(super) done: bool,
+}
+
+impl Discovery {
+    /// Counts a portion. What one prompt makes known may push another's out of a tier, so a call ends, too, when it has
+    /// asked about each block twice.
+    const fn count(&mut self, more: bool, blocks: usize) {
+        self.portions += 1;
+        self.done = !more || self.portions > 2 * (blocks / PORTION + 1);
+    }
 }
 
 /// How far a search in a tier has come.
@@ -47,16 +62,14 @@ impl CacheState {
         &mut self,
         namespace: NamespaceId,
         keys: &[PrefixKey],
+        discovery: &mut Discovery,
     ) -> Result<Discovered> {
         self.index.namespaces.check(namespace)?;
         check_chain(keys, 0)?;
         if !self.tiers.has_lower() || self.index.is_clearing() {
+            discovery.done = true;
             let hit = self.hit_anywhere(namespace, keys);
-            return Ok(Discovered {
-                hit,
-                asking: false,
-                more: false,
-            });
+            return Ok(Discovered { hit, asking: false });
         }
         // A failed read, or making room, may take the last boundary of a namespace that nobody holds.
         self.index.namespaces.hold(namespace);
@@ -64,8 +77,8 @@ impl CacheState {
         let mut discovered = Discovered {
             hit: self.index.hits(namespace, keys),
             asking: false,
-            more: false,
         };
+        let mut more = false;
         for tier in self.tiers.below_host() {
             let mut search = Search {
                 tier,
@@ -80,28 +93,29 @@ impl CacheState {
             };
             self.search(&mut search, keys, discovered.hit.blocks);
             discovered.asking |= search.asking;
-            discovered.more |= search.more;
+            more |= search.more;
             if search.changed {
                 discovered.hit = self.index.hits(namespace, keys);
             }
         }
+        discovery.count(more, keys.len());
         self.index.namespaces.let_go(namespace);
         Ok(discovered)
     }
 
-    /// Discovers what tiers below have of a prompt, unless that is `known`. False if the lock is to be free before the
+    /// Discovers what tiers below have of a prompt, unless that is done. False if the lock is to be free before the
     /// caller goes on: there is more to ask, or the prompt is long, so that what follows takes a hold of its own.
     pub(super) fn discover_on(
         &mut self,
         namespace: NamespaceId,
         keys: &[PrefixKey],
-        known: &mut bool,
+        discovery: &mut Discovery,
     ) -> Result<bool> {
-        if *known {
+        if discovery.done {
             return Ok(true);
         }
-        *known = !self.discover(namespace, keys)?.more;
-        Ok(*known && keys.len() <= PORTION)
+        self.discover(namespace, keys, discovery)?;
+        Ok(discovery.done && keys.len() <= PORTION)
     }
 
     /// Forgets the questions that a lookup of this prompt has asked: nobody waits for the answers.
@@ -148,7 +162,7 @@ impl CacheState {
             tier, namespace, ..
         } = *search;
         search.known = self.pages_in(tier, namespace, keys);
-        let mut parent = self.index.end(namespace, &keys[..search.known]);
+        let parent = self.index.end(namespace, &keys[..search.known]);
         search.last = parent.and_then(|node| self.index.cell(node, attention).entry());
         if self.tiers.lower(tier).tier.is_shared() {
             // Beyond the hit, others may have added what was missing at boundaries whose page is known.
@@ -161,6 +175,10 @@ impl CacheState {
             }
         }
         self.find_unread(search, keys);
+        if search.changed {
+            search.known = self.pages_in(tier, namespace, keys);
+        }
+        let mut parent = self.index.end(namespace, &keys[..search.known]);
         let classes: Vec<usize> = self.index.roles().pages_first().collect();
         for (block, key) in keys.iter().enumerate().skip(search.known) {
             if search.left == 0 {
@@ -254,14 +272,21 @@ impl CacheState {
         if unread.is_empty() {
             return;
         }
-        let at = |block: usize| self.index.at(search.namespace, keys, block);
+        let namespace = search.namespace;
+        let is_at = |state: &Self, node: NodeId, block: usize| {
+            state.index.at(namespace, keys, block) == Some(node)
+        };
         let mut found: Vec<_> = unread
             .iter()
-            .filter(|&(&(node, _), &block)| at(block) == Some(node))
+            .filter(|&(&(node, _), &block)| is_at(self, node, block))
             .map(|(&(node, class), &block)| (block, class, node))
             .collect();
         found.sort_unstable_by_key(|&(block, class, _)| (block, class));
         for (block, class, node) in found {
+            // Making room for one may take out the last entry of another's boundary.
+            if !is_at(self, node, block) {
+                continue;
+            }
             let at = (Some(node), self.index.parent(node));
             let known = self.index.cell(node, class).entry();
             let there = known.is_some_and(|id| !self.lacks(search.tier, id));
@@ -271,6 +296,10 @@ impl CacheState {
             if there || fits && self.find(search, at, block, &keys[block], class).is_some() {
                 let lower = self.tiers.lower_mut(search.tier);
                 lower.unread.remove(&(node, class));
+                if self.index.roles().attention == Some(class) {
+                    // They left the tier with the page.
+                    self.find_others(search, at, block, &keys[block]);
+                }
             }
         }
     }
@@ -368,10 +397,13 @@ impl CacheState {
             self.tiers.lower_mut(tier).tier.forget(&name);
             return None;
         }
-        let node = node.unwrap_or_else(|| {
-            self.index
-                .add(parent, block, namespace, key, &mut self.announced)
-        });
+        // The boundary may have been known by what has made room.
+        let node = node
+            .filter(|&node| self.index.knows(node))
+            .unwrap_or_else(|| {
+                self.index
+                    .add(parent, block, namespace, key, &mut self.announced)
+            });
         let id = known.unwrap_or_else(|| {
             let id = self.introduce(node, class);
             self.entries.set_checksums(id, Some(&checksums));

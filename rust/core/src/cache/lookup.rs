@@ -1,5 +1,6 @@
 //! Lookups, and the entries that a read lease pins.
 
+use super::discover::Discovery;
 use super::entry::LeaseEntry;
 use super::prefix_pins::PinSet;
 use super::queries::PORTION;
@@ -41,8 +42,9 @@ impl CacheState {
         &mut self,
         namespace: NamespaceId,
         keys: &[PrefixKey],
+        discovery: &mut Discovery,
     ) -> Result<Option<Hit>> {
-        let discovered = self.discover(namespace, keys)?;
+        let discovered = self.discover(namespace, keys, discovery)?;
         let mut hit = discovered.hit;
         hit.asking = discovered.asking && hit.blocks < keys.len();
         if self.classes.is_writing() && hit.blocks < keys.len() {
@@ -50,7 +52,7 @@ impl CacheState {
             let coming = self.index.joint_hit(namespace, keys, known, |_| ());
             hit.coming = coming.blocks;
         }
-        Ok((!discovered.more).then_some(hit))
+        Ok(discovery.done.then_some(hit))
     }
 
     /// Pins what a load of the host's joint hit needs; `None` if the hit is no deeper than `first`.

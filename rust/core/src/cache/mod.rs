@@ -60,6 +60,7 @@ use crate::policy::Hints;
 use crate::prefix::Hit;
 use crate::tier::Below;
 use admit::Admitting;
+use discover::Discovery;
 use locked::Locked;
 use offer::Unoffered;
 use state::CacheState;
@@ -130,9 +131,9 @@ impl Cache {
     /// [`Error::InvalidArgument`] for an unknown namespace, and for a tail that is not the last key or hangs from
     /// another block.
     pub fn lookup(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Result<Hit> {
-        let hit = self
-            .locked
-            .in_portions(|state| state.lookup(namespace, keys))?;
+        let mut discovery = Discovery::default();
+        let lookup = |state: &mut CacheState| state.lookup(namespace, keys, &mut discovery);
+        let hit = self.locked.in_portions(lookup)?;
         Ok(hit.unwrap_or_default())
     }
 
@@ -154,9 +155,9 @@ impl Cache {
         keys: &[PrefixKey],
         first: usize,
     ) -> Result<bool> {
-        let (mut known, mut promotion) = (false, None);
+        let (mut discovery, mut promotion) = (Discovery::default(), None);
         let under_way = self.locked.in_portions(|state| {
-            state.promote(namespace, keys, first, &mut known, &mut promotion)
+            state.promote(namespace, keys, first, &mut discovery, &mut promotion)
         })?;
         Ok(under_way.unwrap_or(false))
     }

@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use super::super::discover::Discovery;
 use super::super::lease::ReadLease;
 use super::super::locked::Locked;
 use super::super::queries::PORTION;
@@ -36,9 +37,9 @@ impl Restore {
         first: usize,
     ) -> Result<Option<Self>> {
         for portion in std::iter::repeat_n(PORTION, TRIES).chain([usize::MAX]) {
-            let mut known = false;
+            let mut discovery = Discovery::default();
             let plan = |state: &mut CacheState| {
-                if !state.discover_on(namespace, keys, &mut known)? {
+                if !state.discover_on(namespace, keys, &mut discovery)? {
                     return Ok(None);
                 }
                 let mut task = state.plan_restore(namespace, keys, first)?;

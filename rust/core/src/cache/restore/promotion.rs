@@ -7,6 +7,7 @@
 use hashbrown::HashSet;
 
 use super::super::copies::CopyDirection;
+use super::super::discover::Discovery;
 use super::super::prefix_pins::PinSet;
 use super::super::queries::PORTION;
 use super::super::state::CacheState;
@@ -69,19 +70,19 @@ pub(super) enum PromotionStep {
 impl CacheState {
     /// Starts to read what the joint hit needs and the host lacks, in portions; without room for that, what a shallower
     /// boundary needs. Returns whether reads are under way; `None` if there is more to ask or to read first: then
-    /// `promotion` has what was begun. `known`: as [`discover_on`](Self::discover_on) takes it.
+    /// `promotion` has what was begun.
     pub(crate) fn promote(
         &mut self,
         namespace: NamespaceId,
         keys: &[PrefixKey],
         first: usize,
-        known: &mut bool,
+        discovery: &mut Discovery,
         promotion: &mut Option<Promotion>,
     ) -> error::Result<Option<bool>> {
         if let Some(begun) = promotion.take() {
             return Ok(self.promote_begun(begun, keys, promotion));
         }
-        if !self.discover_on(namespace, keys, known)? {
+        if !self.discover_on(namespace, keys, discovery)? {
             return Ok(None);
         }
         if !self.tiers.has_lower() {
