@@ -74,6 +74,10 @@ pub struct Shelf {
     pub fail_writes: usize,
     pub fail_reads: usize,
     pub damage_reads: usize,
+    /// Entries whose next read fails.
+    pub unreadable: HashSet<EntryKey>,
+    /// What is forgotten stays, as on a disk.
+    pub keeps_forgotten: bool,
     pub declines: Vec<EntryKind>,
     /// Positions, among the copies under way, of those that end next; then the oldest ends.
     pub order: VecDeque<usize>,
@@ -280,6 +284,12 @@ impl Below for Memory {
             .for_each(|work| work.undone = true);
     }
 
+    fn forget(&mut self, key: &EntryKey) {
+        if !self.shelf.lock().keeps_forgotten {
+            self.remove(key);
+        }
+    }
+
     fn clear(&mut self) {
         let mut shelf = self.shelf.lock();
         shelf.entries.clear();
@@ -316,7 +326,7 @@ impl Shelf {
             }
             return Ok(vec![]);
         }
-        if spend(&mut self.fail_reads) {
+        if self.unreadable.remove(&work.key) || spend(&mut self.fail_reads) {
             return failed("read");
         }
         let Some((bytes, _)) = self.entries.get(&work.key) else {

@@ -93,9 +93,17 @@ impl Copies {
         copy
     }
 
+    /// A copy of a tier that is under way.
+    pub(super) fn find(&self, copy: CopyId, tier: usize) -> Option<RunningCopy> {
+        self.running
+            .get(&copy)
+            .copied()
+            .filter(|copy| copy.tier == tier)
+    }
+
     /// Ends a copy of a tier and returns it. Reports of copies that are not under way are ignored.
     pub(super) fn end(&mut self, copy: CopyId, tier: usize) -> Option<RunningCopy> {
-        self.running.get(&copy).filter(|copy| copy.tier == tier)?;
+        self.find(copy, tier)?;
         self.running.remove(&copy)
     }
 

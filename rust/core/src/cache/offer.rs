@@ -45,6 +45,8 @@ pub(super) struct Publication {
     pinned: PinSet,
     /// The pinned entries that were not gone through: the deepest first.
     rest: Vec<EntryId>,
+    /// Whether no tier lacks more of the prefix before these than goes with them.
+    caught_up: bool,
     /// The batch of the copies to tiers below.
     batch: Option<u32>,
 }
@@ -58,6 +60,7 @@ impl Publication {
             published: 0,
             rest: pinned.entries.clone(),
             pinned,
+            caught_up: false,
             batch: None,
         }
     }
@@ -72,6 +75,17 @@ impl CacheState {
         publication: &mut Publication,
         checksums: &impl Fn(usize) -> Option<&'a [u64]>,
     ) -> Option<usize> {
+        if !publication.caught_up {
+            let rest = &publication.rest;
+            let first = &rest[rest.len().saturating_sub(PORTION)..];
+            let base = self.base(first, &publication.written);
+            for tier in self.tiers.below_host() {
+                if self.catch_up(tier, base) {
+                    return None;
+                }
+            }
+            publication.caught_up = true;
+        }
         let rest = &mut publication.rest;
         let portion = rest.split_off(rest.len().saturating_sub(PORTION));
         let from = publication.at;
@@ -139,6 +153,22 @@ impl CacheState {
         }
     }
 
+    /// Offers to a tier the next portion of a prefix that it lacks. False if less than that is left, or the tier did not
+    /// take all of it.
+    fn catch_up(&mut self, tier: usize, base: Option<EntryId>) -> bool {
+        let Lack::Behind(_, mut lacking) = self.lack(tier, base) else {
+            return false;
+        };
+        if lacking.len() <= PORTION || !self.queue_takes_a_page(tier) {
+            return false;
+        }
+        let next = lacking.split_off(lacking.len() - PORTION);
+        let deepest = next[0];
+        self.pin(&next);
+        self.offer_all(PinSet::entries(next), Places::of(tier));
+        !self.lacks(tier, deepest)
+    }
+
     /// Offers to a tier the new entries, and those before them that it lacks.
     fn offer_new(
         &mut self,
@@ -153,6 +183,10 @@ impl CacheState {
             return;
         }
         let (last, lacking) = match self.lack(tier, base) {
+            Lack::Behind(_, lacking) if lacking.len() > PORTION => {
+                self.tiers.lower_mut(tier).stats.declined += written.len() as u64;
+                return;
+            }
             Lack::Behind(last, lacking) => (last, lacking),
             Lack::PassedOver(pages) => {
                 for &id in pages.iter().chain(written) {

@@ -6,6 +6,7 @@
 use hashbrown::HashSet;
 
 use super::copies::{CopyDirection, RunningCopy};
+use super::queries::PORTION;
 use super::state::CacheState;
 use super::tier_pins::TierPin;
 use super::tiers::LowerTier;
@@ -39,10 +40,16 @@ impl CacheState {
                     false => reported.extend(ends),
                 }
             }
-            let reported: Vec<CopyEnd> = reported.drain(..reported.len().min(ENDS)).collect();
-            more |= !self.tiers.lower_mut(tier).reported.is_empty();
-            let mut ended = Vec::with_capacity(reported.len());
-            for CopyEnd { copy, result } in reported {
+            let mut ended = Vec::with_capacity(reported.len().min(ENDS));
+            for _ in 0..ENDS {
+                let Some(end) = self.tiers.lower_mut(tier).reported.pop_front() else {
+                    break;
+                };
+                if !self.empty_behind(&end, tier) {
+                    self.tiers.lower_mut(tier).reported.push_front(end);
+                    break;
+                }
+                let CopyEnd { copy, result } = end;
                 let Some(copy) = self.copies.end(copy, tier) else {
                     continue;
                 };
@@ -53,12 +60,56 @@ impl CacheState {
                 }
                 ended.push(copy);
             }
+            more |= !self.tiers.lower_mut(tier).reported.is_empty();
             self.unpin_copied(tier, &ended);
             for copy in ended {
                 self.end_batch(copy.batch);
             }
         }
         more
+    }
+
+    /// Takes out a portion of what hangs from a page that was not copied, from the end: its copy ends when less is left,
+    /// which goes with it. False if there is more.
+    fn empty_behind(&mut self, end: &CopyEnd, tier: usize) -> bool {
+        let Some(copy) = self.copies.find(end.copy, tier) else {
+            return true;
+        };
+        let (mut id, mut from) = (copy.id, Places::of(tier));
+        let failed = match copy.direction {
+            CopyDirection::Down => end.result.is_err(),
+            CopyDirection::Up => {
+                from = from.with(Places::HOST);
+                !self.is_same(copy.id, &end.result)
+            }
+            CopyDirection::Through(source) => {
+                id = source.id;
+                !self.is_same(copy.id, &end.result) && self.restoring.pins.lasts(&source)
+            }
+        };
+        if !failed {
+            return true; // Nobody may know the entry any more.
+        }
+        let (home, class) = (self.entries.get(id).home, self.entries.get(id).class);
+        let is_page = self.index.roles().attention == Some(class);
+        let Some(home) = home.filter(|_| is_page) else {
+            return true;
+        };
+        let page = |node| self.index.cell(node, class).entry();
+        let is_there = |id| !self.entries.get(id).members.and(from).is_empty();
+        let has = |node| page(node).is_some_and(is_there);
+        let ends = self.index.ends_below(home, has, PORTION);
+        if ends.len() < PORTION {
+            return true;
+        }
+        let ids: Vec<EntryId> = ends.into_iter().filter_map(page).collect();
+        let left = if end.result.is_err() && copy.direction != CopyDirection::Down {
+            self.forget(&ids, from)
+        } else {
+            self.take_out(&ids, from)
+        };
+        self.classes.count_reclaimed(left);
+        false
     }
 
     /// Counts a copy of a batch as ended, or all its copies as started. The batch ends with the last copy.
@@ -152,13 +203,18 @@ impl CacheState {
         RunningCopy { id, tier, .. }: RunningCopy,
         result: Result<Vec<u64>>,
     ) -> bool {
+        let same = self.is_same(id, &result);
         let stats = &mut self.tiers.lower_mut(tier).stats;
         match result {
-            Ok(checksums) if self.entries.checksums(id) == Some(&checksums) => return true,
-            Ok(_) => stats.corrupt_reads += 1,
+            Ok(_) => stats.corrupt_reads += u64::from(!same),
             Err(_) => stats.failed_reads += 1,
         }
-        false
+        same
+    }
+
+    fn is_same(&self, id: EntryId, read: &Result<Vec<u64>>) -> bool {
+        read.as_ref()
+            .is_ok_and(|checksums| self.entries.checksums(id) == Some(checksums))
     }
 
     /// Ends the pins of copies in their tier, and counts the pages that they hang from as used there:
@@ -173,7 +229,11 @@ impl CacheState {
         for &id in &over {
             order.push(self.depth_of(id));
             let mut next = self.support(id);
-            while let Some(page) = next.filter(|&page| !over.contains(&page) && met.insert(page)) {
+            let is_there = |page: &EntryId| self.entries.get(*page).members.has(tier);
+            while let Some(page) = next
+                .filter(is_there)
+                .filter(|&page| !over.contains(&page) && met.insert(page))
+            {
                 order.push(self.depth_of(page));
                 if self.protects(tier, page) {
                     break;

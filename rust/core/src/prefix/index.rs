@@ -375,6 +375,30 @@ impl PrefixIndex {
         std::iter::successors(first, move |&at| some(self.nodes.get(at).next)).map(NodeId)
     }
 
+    /// Boundaries below this one, each after those below it: at most so many, and only those that `has` leads to.
+    pub(crate) fn ends_below(
+        &self,
+        top: NodeId,
+        has: impl Fn(NodeId) -> bool,
+        most: usize,
+    ) -> Vec<NodeId> {
+        let mut found = Vec::new();
+        let mut path = vec![(top, self.children(top))];
+        while let Some((node, children)) = path.last_mut() {
+            if let Some(child) = children.find(|&child| has(child)) {
+                path.push((child, self.children(child)));
+                continue;
+            }
+            let end = *node;
+            path.pop();
+            if path.is_empty() || found.len() == most {
+                break;
+            }
+            found.push(end);
+        }
+        found
+    }
+
     /// Every boundary.
     pub(crate) fn all(&self) -> impl Iterator<Item = NodeId> {
         self.nodes.iter().map(|(at, _)| NodeId(at))
