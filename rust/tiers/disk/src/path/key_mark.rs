@@ -67,10 +67,9 @@ impl KeyMark {
         format!("{} {} {tenants}\n", self.key, self.format)
     }
 
-    /// Whether entries of a lane with this mark are those of these keys, as far as the mark tells.
-    fn allows(&self, own: &Self) -> bool {
-        let tenants = self.tenants.is_none() || self.tenants == own.tenants;
-        self.key == own.key && self.format == own.format && tenants
+    /// Whether an earlier build wrote this, for the same key and format.
+    fn is_older(&self, own: &Self) -> bool {
+        self.key == own.key && self.format == own.format && self.tenants.is_none()
     }
 
     /// Why these keys are refused.
@@ -135,7 +134,11 @@ pub(crate) fn require_key(
                 .map_err(|error| failed("to remove it", error.into()));
         }
         (Found::Lines(lines), Some(own)) if lines.iter().all(|line| line == own) => return Ok(()),
-        (Found::Lines(lines), Some(own)) if lines.iter().any(|line| line.allows(own)) => {}
+        (Found::Lines(lines), Some(own)) if lines.contains(own) => {}
+        // Nobody knows what an earlier build has written with.
+        (Found::Lines(lines), Some(own)) if lines.iter().any(|line| line.is_older(own)) => {
+            return Ok(());
+        }
         (Found::Lines(lines), own) if used => {
             return refused(&usual(lines).refusal(own.as_ref()));
         }
