@@ -20,11 +20,29 @@ class ReplyError(HybridPagesError, OSError):
     """A reply is too long, ends early, or takes too long."""
 
 
-class _Received(io.RawIOBase):
-    """What comes through a socket until a moment. Its own timeout is for each piece alone."""
+class _Deadline:
+    """So many seconds from now."""
 
-    def __init__(self, sock: socket.socket, until: float, seconds: float) -> None:
-        self._socket, self._until, self._seconds = sock, until, seconds
+    def __init__(self, seconds: float) -> None:
+        self._until, self._seconds = time.monotonic() + seconds, seconds
+
+    def left(self) -> float:
+        """The seconds that are left."""
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise self.passed()
+        return left
+
+    def passed(self) -> ReplyError:
+        """The error of a reply that has not come by then."""
+        return ReplyError(f"it takes more than {self._seconds:g} s")
+
+
+class _Received(io.RawIOBase):
+    """What comes through a socket in time. Its own timeout is for each piece alone."""
+
+    def __init__(self, sock: socket.socket, deadline: _Deadline) -> None:
+        self._socket, self._deadline = sock, deadline
         self._pieces = sock.makefile("rb", buffering=0)
 
     def readable(self) -> bool:
@@ -32,10 +50,10 @@ class _Received(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int | None:
         try:
-            self._socket.settimeout(_left(self._until))
+            self._socket.settimeout(self._deadline.left())
             return self._pieces.readinto(buffer)
         except TimeoutError:
-            raise ReplyError(f"it takes more than {self._seconds:g} s") from None
+            raise self._deadline.passed() from None
 
     def close(self) -> None:
         self._pieces.close()
@@ -51,7 +69,7 @@ class _Within(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
 
     def __init__(self, seconds: float) -> None:
         urllib.request.AbstractHTTPHandler.__init__(self)
-        self._until, self._seconds = time.monotonic() + seconds, seconds
+        self._deadline = _Deadline(seconds)
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
         return self.do_open(partial(self._connection, http.client.HTTPConnection), req)
@@ -62,20 +80,13 @@ class _Within(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
     def _connection(
         self, kind: Callable[..., http.client.HTTPConnection], host: str, **_: Any
     ) -> http.client.HTTPConnection:
-        connection = kind(host, timeout=_left(self._until))
+        connection = kind(host, timeout=self._deadline.left())
         connection.response_class = self._reply  # type: ignore[assignment]
         return connection
 
     def _reply(self, sock: socket.socket, *args: Any, **more: Any) -> http.client.HTTPResponse:
-        received: Any = _Received(sock, self._until, self._seconds)
+        received: Any = _Received(sock, self._deadline)
         return http.client.HTTPResponse(received, *args, **more)
-
-
-def _left(until: float) -> float:
-    left = until - time.monotonic()
-    if left <= 0:
-        raise ReplyError("it takes too long")
-    return left
 
 
 def read(request: str | urllib.request.Request, seconds: float) -> bytes:

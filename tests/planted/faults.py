@@ -411,14 +411,14 @@ RUST = [
     _rust(
         "hybrid-pages-disk",
         "a disk whose entries have another key is taken",
-        "if lines.iter().all(|line| line == own) => return Ok(()),",
-        "if lines.iter().all(|line| line.format == own.format) => return Ok(()),",
+        "if lines.iter().all(|line| line == own) => {",
+        "if lines.iter().all(|line| line.format == own.format) => {",
         "it::encrypted",
     ),
     _rust(
         "hybrid-pages-disk",
         "a disk takes a key file that gained or lost its lines `tenants`",
-        "        self.key == own.key && self.format == own.format && tenants\n",
+        "        self.key == own.key && self.format == own.format && self.tenants.is_none()\n",
         "        self.key == own.key && self.format == own.format\n",
         "it::encrypted",
     ),

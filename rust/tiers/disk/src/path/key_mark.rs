@@ -35,7 +35,7 @@ struct KeyMark {
 }
 
 /// What a lane has.
-enum Found {
+enum MarkFile {
     /// No file.
     Nothing,
     /// A file without bytes, as a loss of power may leave it.
@@ -128,21 +128,23 @@ pub(crate) fn require_key(
     let used = has_identities(lane).map_err(|error| failed("a list of its lane", error))?;
     let own = keys.map(KeyMark::of);
     match (&found, &own) {
-        (Found::Nothing | Found::Blank, None) => return Ok(()),
-        (Found::Lines(_), None) if !used => {
+        (MarkFile::Nothing | MarkFile::Blank, None) => return Ok(()),
+        (MarkFile::Lines(_), None) if !used => {
             return unlinkat(lane, FILE, AtFlags::empty())
                 .map_err(|error| failed("to remove it", error.into()));
         }
-        (Found::Lines(lines), Some(own)) if lines.iter().all(|line| line == own) => return Ok(()),
-        (Found::Lines(lines), Some(own)) if lines.contains(own) => {}
-        // Nobody knows what an earlier build has written with.
-        (Found::Lines(lines), Some(own)) if lines.iter().any(|line| line.is_older(own)) => {
+        (MarkFile::Lines(lines), Some(own)) if lines.iter().all(|line| line == own) => {
             return Ok(());
         }
-        (Found::Lines(lines), own) if used => {
+        (MarkFile::Lines(lines), Some(own)) if lines.contains(own) => {}
+        // Nobody knows what an earlier build has written with.
+        (MarkFile::Lines(lines), Some(own)) if used && lines.iter().any(|it| it.is_older(own)) => {
+            return Ok(());
+        }
+        (MarkFile::Lines(lines), own) if used => {
             return refused(&usual(lines).refusal(own.as_ref()));
         }
-        (Found::Nothing, Some(_)) if used => {
+        (MarkFile::Nothing, Some(_)) if used => {
             return refused(
                 "expected entries that are encrypted, found some in the clear, which encrypt_key would leave so: take \
                  encrypt_key out",
@@ -157,7 +159,7 @@ pub(crate) fn require_key(
 /// The short name of the key that the entries of a lane are encrypted with; `None` if none is.
 pub(crate) fn key_in(lane: BorrowedFd<'_>) -> io::Result<Option<String>> {
     Ok(match read(lane)? {
-        Found::Lines(lines) => Some(usual(&lines).key.clone()),
+        MarkFile::Lines(lines) => Some(usual(&lines).key.clone()),
         _ => None,
     })
 }
@@ -171,20 +173,20 @@ fn usual(lines: &[KeyMark]) -> &KeyMark {
         .expect("a file with bytes has a line")
 }
 
-fn read(lane: BorrowedFd<'_>) -> io::Result<Found> {
+fn read(lane: BorrowedFd<'_>) -> io::Result<MarkFile> {
     let file = match open_file(lane, FILE) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::Nothing),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(MarkFile::Nothing),
         file => file?,
     };
     let mut bytes = Vec::new();
     file.take(MOST_BYTES).read_to_end(&mut bytes)?;
     if bytes.iter().all(|&byte| byte == 0) {
-        return Ok(Found::Blank);
+        return Ok(MarkFile::Blank);
     }
     let text = String::from_utf8_lossy(&bytes);
     let lines = text.trim().split('\n');
     let marks = lines.map(|line| KeyMark::read(&line.trim().escape_default().to_string()));
-    Ok(Found::Lines(marks.collect()))
+    Ok(MarkFile::Lines(marks.collect()))
 }
 
 fn write(door: &dyn Door, lane: BorrowedFd<'_>, mark: &KeyMark) -> io::Result<()> {
