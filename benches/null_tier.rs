@@ -1,5 +1,8 @@
 //! A tier without bytes, whose copies end with the next poll: for benches of the cache.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hybrid_pages::error::Error;
 use hybrid_pages::ids::{EntryKey, SlotId};
 use hybrid_pages::policy::NewEntry;
 use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room, Tier};
@@ -12,6 +15,9 @@ pub enum Kind {
     Waits,
     Asks,
 }
+
+/// The next page of a first block is not written.
+pub static FAILS: AtomicBool = AtomicBool::new(false);
 
 /// A tier that behaves as one of a kind.
 pub struct Null {
@@ -57,8 +63,14 @@ impl Below for Null {
     fn accepts(&mut self, entry: &NewEntry) -> bool {
         self.kind != Kind::Waits || entry.proven
     }
-    fn write(&mut self, copy: CopyId, _: &EntryKey, _: &[SlotId], _: &[u64]) {
-        self.end(copy);
+    fn write(&mut self, copy: CopyId, key: &EntryKey, _: &[SlotId], _: &[u64]) {
+        let is_first = (key.class_index, key.block_index) == (0, 0);
+        if is_first && FAILS.swap(false, Ordering::Relaxed) {
+            let result = Err(Error::transfer("it is full"));
+            self.ended.push(CopyEnd { copy, result });
+        } else {
+            self.end(copy);
+        }
     }
     fn read(&mut self, copy: CopyId, _: &EntryKey, _: &[SlotId]) {
         self.end(copy);

@@ -21,7 +21,7 @@ use hybrid_pages::guarded::WATCHER;
 use hybrid_pages::ids::{ClassKind, NamespaceId, PrefixKey};
 use hybrid_pages::policy::{self, Hints};
 use hybrid_pages::tier::{Below, Room};
-use null_tier::{Kind, Null};
+use null_tier::{FAILS, Kind, Null};
 
 const BLOCKS: [usize; 3] = [1 << 8, 1 << 11, 1 << 14];
 const ENTRIES: [usize; 4] = [1 << 10, 1 << 14, 1 << 18, 1 << 20];
@@ -370,6 +370,38 @@ fn restore(table: &mut Table, blocks: usize, entries_there: usize) {
     }
 }
 
+/// A disk does not take the first page of a prompt, and gets it with the next store.
+fn unwritten(table: &mut Table, blocks: usize, entries_there: usize) {
+    let scene = Scene::new(
+        Kind::Disk,
+        entries_there * 5 / 4 + 10 * blocks + 64,
+        1 << 24,
+    );
+    scene.fill(entries_there);
+    let Scene { cache, namespace } = &scene;
+    for turn in 0..3 {
+        let keys = prompt(1 + turn, blocks + 1);
+        let admitted = cache.admit(*namespace, &keys[..blocks], arrival(blocks));
+        admitted.expect("known");
+        let store = |blocks: usize, wanted: &[(usize, usize)]| {
+            let lease = cache.reserve(*namespace, &keys[..blocks], wanted);
+            let mut lease = lease.expect("valid");
+            let sums = vec![[7_u64]; lease.entries().len()];
+            lease.commit(&sums).expect("sums");
+        };
+        FAILS.store(true, Ordering::Relaxed);
+        store(blocks, &entries(0, blocks, true));
+        table.time("poll after a first page was not written", blocks, || {
+            cache.poll()
+        });
+        let more = entries(blocks, blocks + 1, true);
+        table.time("one more block, whose prefix a disk lacks", blocks, || {
+            store(blocks + 1, &more)
+        });
+        table.time("poll after the prefix was written", blocks, || cache.poll());
+    }
+}
+
 /// A host that is full of what is retained. The prompt that would leave first is held.
 fn retained(table: &mut Table, kind: Kind, blocks: usize) {
     let slots = blocks + 8 + 3;
@@ -442,6 +474,7 @@ fn main() {
                 retained(&mut table, kind, blocks);
                 if kind == Kind::Disk {
                     restore(&mut table, blocks, entries);
+                    unwritten(&mut table, blocks, entries);
                 }
                 table
             })
