@@ -427,6 +427,7 @@ class Mute:
 def test_a_request_waits_for_an_answer_no_longer_than_the_deadline(start: Start) -> None:
     engine = start(extra={"remote_deadline_ms": 50})
     engine.generate(tokens(N + 1, 3))
+    before = counters(engine).get("remote_unanswered", 0)  # the store may be slow, too
     engine.find_in(Mute(engine.cache))
     begun, result = time.monotonic(), engine.add(PROMPT)
     engine.step()
@@ -434,7 +435,7 @@ def test_a_request_waits_for_an_answer_no_longer_than_the_deadline(start: Start)
     engine.run()
     result.check()
     assert time.monotonic() - begun >= 0.05
-    assert counters(engine)["remote_unanswered"] == 1
+    assert counters(engine)["remote_unanswered"] == before + 1
     engine.check_idle()
 
 
