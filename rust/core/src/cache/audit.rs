@@ -1,5 +1,7 @@
 //! Checks the invariants by walking everything.
 
+use hashbrown::HashSet;
+
 use super::copies::{CopyDirection, RunningCopy};
 use super::state::CacheState;
 use crate::ids::{EntryId, SlotId};
@@ -21,6 +23,7 @@ impl CacheState {
                 self.tenants.audit(self.entries.iter(), name_of)
             })
             .or_else(|| self.audit_copies())
+            .or_else(|| self.audit_pins())
             .or_else(|| tiers.into_iter().find_map(|tier| self.audit_tier(tier)))
     }
 
@@ -104,6 +107,9 @@ impl CacheState {
         }
         for copy in self.copies.running() {
             let entry = self.entries.get(copy.id);
+            if entry.pins == 0 {
+                return Some(format!("entry {} is copied and not held", copy.id.0));
+            }
             if matches!(copy.direction, CopyDirection::Through(_)) {
                 continue;
             }
@@ -112,7 +118,42 @@ impl CacheState {
             }
             known -= 1;
         }
-        (known != 0).then(|| format!("{known} copies are lost"))
+        if known != 0 {
+            return Some(format!("{known} copies are lost"));
+        }
+        (!self.copies.are_in_batches())
+            .then(|| "a batch waits for other copies than its own".into())
+    }
+
+    /// Checks that prefix pins are on entries that are held, that transient entries are held and unknown, and that pins
+    /// of restores are on members of their tiers.
+    fn audit_pins(&self) -> Option<String> {
+        let restoring = &self.restoring;
+        let prefixes: HashSet<EntryId> = self.prefix_pins.pages(None).collect();
+        let mut found = (0, 0, 0);
+        for (id, entry) in self.entries.iter() {
+            let held = entry.pins > 0;
+            let transient = restoring.transients.is_whole(id).is_some();
+            let pinned = entry
+                .members
+                .tiers()
+                .filter(|&tier| restoring.pins.has(id, tier));
+            found.0 += usize::from(held && prefixes.contains(&id));
+            found.1 += usize::from(held && entry.home.is_none() && transient);
+            found.2 += pinned.count();
+        }
+        let counted = (
+            prefixes.len(),
+            restoring.transients.len(),
+            restoring.pins.len(),
+        );
+        if found != counted {
+            return Some(format!(
+                "(prefix pins, transient entries, pins of restores) are {found:?}, {counted:?} are counted"
+            ));
+        }
+        (!self.prefix_pins.are_counted())
+            .then(|| "slots of prefixes are counted that nobody pins".into())
     }
 
     /// Checks that the room of a tier below and its queue agree with the entries.

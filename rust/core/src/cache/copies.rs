@@ -124,6 +124,19 @@ impl Copies {
         self.running.values()
     }
 
+    /// Whether each batch waits for its own copies, and maybe for more to be started.
+    pub(super) fn are_in_batches(&self) -> bool {
+        let mut of_batch = HashMap::<u32, u32>::new();
+        for copy in self.running.values() {
+            *of_batch.entry(copy.batch).or_default() += 1;
+        }
+        let counts_its_own = |(batch, record): (u32, &PendingBatch)| {
+            let copies = of_batch.remove(&batch).unwrap_or_default();
+            record.left > 0 && (copies..=copies + 1).contains(&record.left)
+        };
+        self.batches.iter().all(counts_its_own) && of_batch.is_empty()
+    }
+
     /// Bytes of memory held.
     pub(super) fn bytes(&self) -> usize {
         self.running.allocation_size() + self.batches.bytes()

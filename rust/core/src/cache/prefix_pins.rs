@@ -95,6 +95,12 @@ impl PrefixPins {
         of_it.map(|(&page, _)| page)
     }
 
+    /// Whether the slots that count for all prefixes include those that count for tenants, and are none without pins.
+    pub(super) fn are_counted(&self) -> bool {
+        let of_tenants: u64 = self.of_tenants.values().sum();
+        of_tenants <= self.bound && (self.any() || self.bound == 0)
+    }
+
     /// Bytes of memory held.
     pub(super) fn bytes(&self) -> usize {
         self.pages.allocation_size() + self.of_tenants.allocation_size()

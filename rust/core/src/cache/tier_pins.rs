@@ -72,6 +72,11 @@ impl TierPins {
         self.records.remove(&(id, tier)).is_some()
     }
 
+    /// Entries that are pinned, each once for every tier where it is.
+    pub(super) fn len(&self) -> usize {
+        self.records.len()
+    }
+
     /// Bytes of memory held.
     pub(super) fn bytes(&self) -> usize {
         self.records.allocation_size()

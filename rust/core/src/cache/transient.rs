@@ -36,6 +36,10 @@ impl Transients {
         self.0.remove(&id);
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Bytes of memory held.
     pub(super) fn bytes(&self) -> usize {
         self.0.allocation_size()
