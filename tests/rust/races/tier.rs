@@ -11,9 +11,9 @@ use hybrid_pages::policy::{self, NewEntry};
 use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room, Tier};
 use shuttle::thread;
 
-/// What the bytes of an entry are, as a word: those of a time between two resets.
-pub fn word(epoch: u64, key: &PrefixKey, class: usize) -> u64 {
-    let hash = blake3::hash(format!("{epoch} {key:?} {class}").as_bytes());
+/// What the bytes of an entry are, as a word: those of a time between two resets, under an identity.
+pub fn word(epoch: u64, identity: &[u8], key: &PrefixKey, class: usize) -> u64 {
+    let hash = blake3::hash(format!("{epoch} {identity:?} {key:?} {class}").as_bytes());
     u64::from_le_bytes(hash.as_bytes()[..8].try_into().unwrap())
 }
 
@@ -23,6 +23,10 @@ pub struct Slots(Vec<AtomicU64>);
 impl Slots {
     pub fn new(slots: usize) -> Self {
         Self((0..slots).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    pub const fn len(&self) -> usize {
+        self.0.len()
     }
 
     pub fn fill(&self, slot: SlotId, word: u64) {
@@ -37,7 +41,18 @@ impl Slots {
     }
 }
 
-pub type Name = (PrefixKey, usize);
+/// Identity, key and class of an entry.
+pub type Name = (Arc<[u8]>, PrefixKey, usize);
+
+fn name_of(key: &EntryKey) -> Name {
+    (Arc::clone(&key.namespace), key.prefix, key.class_index)
+}
+
+/// What an earlier process, or another machine, has put there under a name before any reset.
+fn of_before(name: &Name) -> (Name, u64) {
+    let (identity, key, class) = name;
+    (name.clone(), word(0, identity, key, *class))
+}
 
 struct Copy {
     id: CopyId,
@@ -54,6 +69,8 @@ struct State {
     making: Option<(Name, bool)>,
     ended: Vec<CopyEnd>,
     kept: HashMap<Name, u64>,
+    /// What others may add at any time before a reset.
+    others: HashMap<Name, u64>,
     closed: bool,
 }
 
@@ -86,21 +103,24 @@ impl Copies {
             }
             let at = super::below(state.queue.len());
             let copy = state.queue.remove(at);
-            state.making = Some((copy.name, false));
+            state.making = Some((copy.name.clone(), false));
             let kept = state.kept.get(&copy.name).copied();
             drop(state);
-            self.make(copy, kept);
+            let is_damaged = copy.word.is_none() && super::below(16) == 0;
+            let read = kept.map(|word| if is_damaged { !word } else { word });
+            self.make(copy, read);
         }
     }
 
-    fn make(&self, copy: Copy, kept: Option<u64>) {
+    /// `read`: what a read brings, if the tier has the entry.
+    fn make(&self, copy: Copy, read: Option<u64>) {
         if let Some(word) = copy.word {
             self.slots
                 .expect(&copy.slots, word, "a slot that is written down");
             thread::yield_now();
             self.slots
                 .expect(&copy.slots, word, "a slot that is written down");
-        } else if let Some(word) = kept {
+        } else if let Some(word) = read {
             for &slot in &copy.slots {
                 // Nothing touches the slots when the tier has ended.
                 if !self.lock().closed {
@@ -111,7 +131,7 @@ impl Copies {
         let mut state = self.lock();
         let (name, gone) = state.making.take().unwrap();
         let fails = super::below(12) == 0;
-        let result = match (copy.word, kept) {
+        let result = match (copy.word, read) {
             _ if fails => Err(Error::InvalidArgument("it fails".into())),
             (Some(word), _) => {
                 if !gone {
@@ -134,27 +154,42 @@ pub struct Threaded {
     room: Room,
     /// Whether it takes only entries that are proven.
     waits: bool,
+    /// Whether it answers some questions later.
+    asks: bool,
+    asks_for_each: bool,
+    /// Whether others add to it.
+    is_shared: bool,
+    /// Whether it keeps the bytes of what it is to evict, and to forget.
+    keeps_evicted: bool,
+    keeps_forgotten: bool,
     copies: Copies,
 }
 
 impl Threaded {
-    /// A tier with so many slots, and what makes its copies. An earlier process has left some entries in it.
+    /// A tier with so many slots, and what makes its copies. An earlier process has left some entries in it, and others
+    /// may add some.
     pub fn boxed(
         slots: &Arc<Slots>,
         room: u64,
         config: &CacheConfig,
-        left: impl Iterator<Item = Name>,
+        left: &[Name],
+        others: &[Name],
     ) -> (Box<dyn Below>, Copies) {
         let copies = Copies {
             state: Arc::default(),
             slots: Arc::clone(slots),
         };
-        let left = left.map(|(key, class)| ((key, class), word(0, &key, class)));
-        copies.lock().kept.extend(left);
+        copies.lock().kept.extend(left.iter().map(of_before));
+        copies.lock().others.extend(others.iter().map(of_before));
         let policy = policy::by_name(&config.policy, config.shape());
         let tier = Self {
             room: Room::new(room, policy.unwrap()),
             waits: super::below(3) == 0,
+            asks: super::below(2) == 0,
+            asks_for_each: super::below(2) == 0,
+            is_shared: super::below(2) == 0,
+            keeps_evicted: super::below(3) == 0,
+            keeps_forgotten: super::below(2) == 0,
             copies: copies.clone(),
         };
         (Box::new(tier), copies)
@@ -163,16 +198,17 @@ impl Threaded {
     fn queue(&self, id: CopyId, key: &EntryKey, slots: &[SlotId], word: Option<u64>) {
         self.copies.lock().queue.push(Copy {
             id,
-            name: (key.prefix, key.class_index),
+            name: name_of(key),
             slots: slots.to_vec(),
             word,
         });
         self.copies.state.1.notify_one();
     }
 
-    fn leave(&self, is_gone: impl Fn(&Name) -> bool) {
+    /// Undoes the writes of entries, and drops what the tier has of them unless it `keeps` that.
+    fn leave(&self, is_gone: impl Fn(&Name) -> bool, keeps: bool) {
         let mut state = self.copies.lock();
-        state.kept.retain(|name, _| !is_gone(name));
+        state.kept.retain(|name, _| keeps || !is_gone(name));
         if let Some((name, gone)) = &mut state.making {
             *gone |= is_gone(name);
         }
@@ -230,27 +266,46 @@ impl Below for Threaded {
         ended.append(&mut self.copies.lock().ended);
     }
 
-    /// A store that is asked: the answer may come later.
+    fn is_shared(&self) -> bool {
+        self.is_shared
+    }
+
+    fn asks_for_each(&self) -> bool {
+        self.asks_for_each
+    }
+
     fn find(&mut self, key: &EntryKey) -> Found {
-        if super::below(3) == 0 {
+        if self.asks && super::below(3) == 0 {
             return Found::Asking;
         }
-        let kept = self
-            .copies
-            .lock()
-            .kept
-            .get(&(key.prefix, key.class_index))
-            .copied();
-        kept.map_or(Found::Absent, |word| Found::Here(vec![word]))
+        let name = name_of(key);
+        let mut state = self.copies.lock();
+        let adds = self.is_shared && super::below(3) == 0;
+        if let Some(word) = state.others.get(&name).copied().filter(|_| adds) {
+            state.kept.entry(name.clone()).or_insert(word);
+        }
+        let kept = state.kept.get(&name);
+        kept.map_or(Found::Absent, |&word| Found::Here(vec![word]))
+    }
+
+    fn evict(&mut self, key: &EntryKey) {
+        let name = name_of(key);
+        self.leave(|it| *it == name, self.keeps_evicted);
+    }
+
+    fn forget(&mut self, key: &EntryKey) {
+        let name = name_of(key);
+        self.leave(|it| *it == name, self.keeps_forgotten);
     }
 
     fn remove(&mut self, key: &EntryKey) {
-        let name = (key.prefix, key.class_index);
-        self.leave(|it| *it == name);
+        let name = name_of(key);
+        self.leave(|it| *it == name, false);
     }
 
     fn clear(&mut self) {
-        self.leave(|_| true);
+        self.leave(|_| true, false);
+        self.copies.lock().others.clear();
     }
 }
 

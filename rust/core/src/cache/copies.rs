@@ -124,6 +124,12 @@ impl Copies {
         self.running.values()
     }
 
+    /// Batches that have not ended.
+    #[cfg(shuttle)] // tests/rust/races
+    pub(super) const fn batches(&self) -> usize {
+        self.batches.len()
+    }
+
     /// Whether each batch waits for its own copies, and maybe for more to be started.
     pub(super) fn are_in_batches(&self) -> bool {
         let mut of_batch = HashMap::<u32, u32>::new();

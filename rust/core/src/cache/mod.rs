@@ -431,6 +431,15 @@ impl Cache {
         self.locked.state.failure()
     }
 
+    /// Batches of copies that have not ended.
+    #[cfg(shuttle)] // tests/rust/races
+    #[must_use]
+    pub fn batches(&self) -> usize {
+        self.locked
+            .with(|state| state.copies.batches())
+            .unwrap_or(0)
+    }
+
     /// Walks everything and names the first contradiction, if there is one: for tests and tools.
     #[must_use]
     pub fn audit(&self) -> Option<String> {
