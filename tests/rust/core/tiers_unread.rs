@@ -148,7 +148,7 @@ fn a_boundary_that_made_room_for_its_own_entry_is_made_known_anew() {
 
 #[test]
 fn what_left_a_tier_with_a_page_is_found_with_it_again() {
-    for second in [false, true] {
+    for (second, page) in [(false, "ab"), (true, "ab"), (false, "abc"), (true, "abc")] {
         let (one, two) = (Handle::default(), Handle::default());
         one.lock().keeps_forgotten = true;
         two.lock().declines = vec![EntryKind::Checkpoint];
@@ -158,15 +158,15 @@ fn what_left_a_tier_with_a_page_is_found_with_it_again() {
         engine.store_below("abc");
         engine.store_below("wxyz");
         assert_eq!(engine.depths("abc"), (3, 0));
-        one.lock().unreadable.insert(end("ab", 0));
+        one.lock().unreadable.insert(end(page, 0));
         assert!(engine.promote("abc"));
         engine.cache.poll();
         assert_eq!(engine.tier().failed_reads, 1);
-        assert_eq!(engine.hit("abc").blocks, 3, "{second}");
+        assert_eq!(engine.hit("abc").blocks, 3, "{page}, {second}");
         while engine.promote("abc") {
             engine.cache.poll();
         }
-        assert_eq!(engine.load("abc"), 3, "{second}");
+        assert_eq!(engine.load("abc"), 3, "{page}, {second}");
     }
 }
 
