@@ -364,6 +364,29 @@ RUST = [
         "it::cache_hints::what_is_expected_is_retained_from_now_on",
     ),
     _rust(
+        "hybrid-pages",
+        "an entry is found at a boundary that has left to make room for it",
+        "            .filter(|&node| self.index.knows(node))\n",
+        "",
+        "it::tiers_unread::a_boundary_that_made_room_for_its_own_entry_is_made_known_anew",
+    ),
+    _rust(
+        "hybrid-pages",
+        "what left a tier with a page is not looked for when the page is found again",
+        "                if self.index.roles().attention == Some(class) {\n",
+        "                if self.index.roles().attention == Some(class) && false {\n",
+        "it::tiers_unread::what_left_a_tier_with_a_page_is_found_with_it_again",
+    ),
+    _rust(
+        "hybrid-pages",
+        "a restore reads what another restore has pinned",
+        "        own.find(|pin| self.restoring.pins.lasts(pin)).copied()\n",
+        "        own.next()?;\n"
+        "        let tier = self.entries.get(id).places.tiers().find(|&tier| tier != HOST)?;\n"
+        "        self.restoring.pins.find(id, tier)\n",
+        "it::restores::a_restore_reads_from_the_tier_that_it_has_pinned",
+    ),
+    _rust(
         "hybrid-pages-remote",
         "what a disk read is taken for what was written",
         "            .map(|digests| combine(digests.iter().copied(), shape.shard_bytes))",
