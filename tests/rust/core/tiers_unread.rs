@@ -216,8 +216,14 @@ fn a_store_brings_a_tier_the_whole_prefix() {
         slots: 9_000,
         queue,
     };
-    for queue in [9_000, 300] {
-        let engine = Engine::new(&hybrid(), 3_100, &[(shelf.clone(), size(queue))]);
+    for (queue, policy) in [
+        (9_000, "lru"),
+        (300, "lru"),
+        (9_000, "reuse"),
+        (300, "reuse"),
+    ] {
+        let below = [(shelf.clone(), size(queue))];
+        let engine = Engine::with_policy(&hybrid(), 3_100, &below, policy);
         shelf.lock().fail_writes = 1;
         engine.store(&long, &pages(0..3_000));
         engine.cache.poll();

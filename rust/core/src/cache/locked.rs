@@ -67,15 +67,16 @@ impl Locked {
         })
     }
 
-    /// Ends pins in portions, in their order: what hangs from a page goes before it.
+    /// Ends pins in portions, in their order: what hangs from a page goes before it, and the pin of a prefix with the
+    /// last.
     pub(super) fn unpin(&self, mut pinned: PinSet) {
-        let rest = pinned
-            .entries
-            .split_off(pinned.entries.len().min(4 * PORTION));
-        self.end(|state| state.unpin_all(pinned));
-        for ids in rest.chunks(4 * PORTION) {
+        let before = pinned.entries.len().saturating_sub(4 * PORTION);
+        let last = pinned.entries.split_off(before);
+        let before = std::mem::replace(&mut pinned.entries, last);
+        for ids in before.chunks(4 * PORTION) {
             self.end(|state| state.unpin(ids));
         }
+        self.end(|state| state.unpin_all(pinned));
     }
 
     /// Ends something under the lock. After a panic there is nothing to end.

@@ -45,7 +45,8 @@ pub(super) struct Publication {
     pinned: PinSet,
     /// The pinned entries that were not gone through: the deepest first.
     rest: Vec<EntryId>,
-    /// Whether no tier lacks more of the prefix before these than goes with them.
+    /// Whether no tier lacks more of the prefix before these than goes with them. If all of the prefix is among them, it
+    /// goes with them.
     caught_up: bool,
     /// The batch of the copies to tiers below.
     batch: Option<u32>,
@@ -59,8 +60,8 @@ impl Publication {
             at: 0,
             published: 0,
             rest: pinned.entries.clone(),
+            caught_up: pinned.prefix.is_none(),
             pinned,
-            caught_up: false,
             batch: None,
         }
     }
@@ -163,9 +164,13 @@ impl CacheState {
             return false;
         }
         let next = lacking.split_off(lacking.len() - PORTION);
-        let deepest = next[0];
-        self.pin(&next);
-        self.offer_all(PinSet::entries(next), Places::of(tier));
+        let (deepest, top) = (next[0], next[PORTION - 1]);
+        let home = self.entries.get(top).home;
+        let block = home.map_or(0, |home| self.index.boundary_block(home));
+        let mut pinned = PinSet::entries(next);
+        self.add_prefix(&mut pinned, top, block);
+        self.pin_all(&pinned);
+        self.offer_all(pinned, Places::of(tier));
         !self.lacks(tier, deepest)
     }
 
