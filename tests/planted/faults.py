@@ -379,6 +379,13 @@ RUST = [
     ),
     _rust(
         "hybrid-pages",
+        "a portion of a prefix is held without what is before it",
+        "        self.add_prefix(&mut pinned, top, block);\n",
+        "        let _ = (top, block);\n",
+        "it::tiers_unread::a_prefix_that_goes_to_a_tier_is_held_from_its_start",
+    ),
+    _rust(
+        "hybrid-pages",
         "a restore reads what another restore has pinned",
         "        own.find(|pin| self.restoring.pins.lasts(pin)).copied()\n",
         "        own.next()?;\n"

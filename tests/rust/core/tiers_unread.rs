@@ -245,3 +245,33 @@ fn a_store_brings_a_tier_the_whole_prefix() {
         engine.cache.clear();
     }
 }
+
+/// The store itself ends before what it has brought of the prefix is written.
+#[test]
+fn a_prefix_that_goes_to_a_tier_is_held_from_its_start() {
+    let long = "x".repeat(600);
+    let shelf = Handle::default();
+    let size = Size {
+        slots: 9_000,
+        queue: 9_000,
+    };
+    let below = [(shelf.clone(), size)];
+    let engine = Engine::with_policy(&hybrid(), 700, &below, "reuse");
+    shelf.lock().fail_writes = 1;
+    engine.store(&long, &pages(0..600));
+    engine.cache.poll();
+    shelf.pause();
+    engine.store(&format!("{long}y"), &pages(600..601));
+    let mut it = shelf.lock();
+    assert_eq!(it.under_way(), 601);
+    // The last page and those that went with it, and then the first portion.
+    it.order = (512..601).rev().collect();
+    it.ends = Some(89 + 256);
+    drop(it);
+    (0..2).for_each(|_| engine.cache.poll());
+    engine.audit();
+    assert_eq!(shelf.lock().under_way(), 256);
+    shelf.resume();
+    engine.cache.poll();
+    assert_eq!(shelf.count(&long), 600);
+}
