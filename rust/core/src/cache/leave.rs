@@ -28,32 +28,36 @@ impl CacheState {
     /// Drops a portion of these entries and of what hangs from them, from the end. Adds to `dropped` how many were
     /// resident; `None` if there is more.
     pub(super) fn invalidate(&mut self, ids: &mut Vec<EntryId>, dropped: &mut u64) -> Option<()> {
-        // Boundaries from a page that is to go down to the end of something that hangs from it.
-        let mut path = Vec::new();
-        for _ in 0..PORTION.div_ceil(2) {
+        let mut room = PORTION.div_ceil(2);
+        while room > 0 {
             let Some(&id) = ids.last() else { break };
-            let entry = self.entries.get(id);
-            let mut named = u64::from(entry.places.in_host());
-            let is_page = self.index.roles().attention == Some(entry.class);
-            let mut next = Some(id);
-            if let Some(home) = entry.home.filter(|_| is_page) {
-                let class = entry.class;
-                let mut node = path.pop().unwrap_or(home);
-                while let Some(child) = self.index.children(node).next() {
-                    path.push(node);
-                    node = child;
-                }
-                next = self.index.cell(node, class).entry();
-                named *= u64::from(next == Some(id));
-            }
-            let left = self.take_out(next.as_slice(), Places::ALL);
-            self.classes.count_reclaimed(left - named);
-            *dropped += left;
-            if next == Some(id) {
+            let mut next = self.pages_behind(id, Places::ALL, room);
+            let mut named = 0;
+            if next.is_empty() {
+                named = u64::from(self.entries.get(id).places.in_host());
+                next.push(id);
                 ids.pop();
             }
+            room -= next.len();
+            let left = self.take_out(&next, Places::ALL);
+            self.classes.count_reclaimed(left - named);
+            *dropped += left;
         }
         ids.is_empty().then_some(())
+    }
+
+    /// At most so many of the pages that hang from a page in these tiers: each after those that hang from it.
+    pub(super) fn pages_behind(&self, id: EntryId, tiers: Places, most: usize) -> Vec<EntryId> {
+        let (home, class) = (self.entries.get(id).home, self.entries.get(id).class);
+        let is_page = self.index.roles().attention == Some(class);
+        let Some(home) = home.filter(|_| is_page) else {
+            return Vec::new();
+        };
+        let page = |node| self.index.cell(node, class).entry();
+        let is_there = |id| !self.entries.get(id).members.and(tiers).is_empty();
+        let has = |node| page(node).is_some_and(is_there);
+        let ends = self.index.ends_below(home, has, most);
+        ends.into_iter().filter_map(page).collect()
     }
 
     /// Takes a portion of these entries out of the tiers before this one, from the end. Adds to `left` how many left

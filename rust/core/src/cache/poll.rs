@@ -90,19 +90,10 @@ impl CacheState {
         if !failed {
             return true; // Nobody may know the entry any more.
         }
-        let (home, class) = (self.entries.get(id).home, self.entries.get(id).class);
-        let is_page = self.index.roles().attention == Some(class);
-        let Some(home) = home.filter(|_| is_page) else {
-            return true;
-        };
-        let page = |node| self.index.cell(node, class).entry();
-        let is_there = |id| !self.entries.get(id).members.and(from).is_empty();
-        let has = |node| page(node).is_some_and(is_there);
-        let ends = self.index.ends_below(home, has, PORTION);
-        if ends.len() < PORTION {
+        let ids = self.pages_behind(id, from, PORTION);
+        if ids.len() < PORTION {
             return true;
         }
-        let ids: Vec<EntryId> = ends.into_iter().filter_map(page).collect();
         let left = if end.result.is_err() && copy.direction != CopyDirection::Down {
             self.forget(&ids, from)
         } else {
@@ -229,11 +220,10 @@ impl CacheState {
         for &id in &over {
             order.push(self.depth_of(id));
             let mut next = self.support(id);
-            let is_there = |page: &EntryId| self.entries.get(*page).members.has(tier);
-            while let Some(page) = next
-                .filter(is_there)
-                .filter(|&page| !over.contains(&page) && met.insert(page))
-            {
+            while let Some(page) = next.filter(|&page| {
+                let member = self.entries.get(page).members.has(tier);
+                member && !over.contains(&page) && met.insert(page)
+            }) {
                 order.push(self.depth_of(page));
                 if self.protects(tier, page) {
                     break;
