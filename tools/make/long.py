@@ -62,10 +62,13 @@ def machine() -> str:
 
 
 def described() -> str:
-    """The commit of this tree, and whether files differ from it."""
-    words = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
+    """The commit of this tree, and whether its files differ from it, but for files of results."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--abbrev=12"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
+    files = ["--", ".", ":!benches/results", ":!docs/evidence.md"]
+    same = subprocess.run(["git", "diff", "--quiet", "HEAD", *files], cwd=ROOT).returncode == 0
+    return f"{commit}{'' if same else '-dirty'}" if commit else "unknown"
 
 
 def main(targets: Sequence[str]) -> int:
