@@ -9,27 +9,31 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 import at_once
 from guesses import with_guesses, zero_head
-from harness import Engine, patched, tokens
+from harness import Engine, tokens
 from test_detects import zero
 
 MTP = {"method": "mtp"}
 NGRAM = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 
 
+# What guesses, how many tokens, and which checkpoints are made.
 ENGINES = {
-    "mtp-1": ("qwen3.5-mtp", MTP | {"num_speculative_tokens": 1}),
-    "mtp-2": ("qwen3.5-mtp", MTP | {"num_speculative_tokens": 2}),
-    "mtp-3": ("qwen3.5-mtp", MTP | {"num_speculative_tokens": 3}),
-    "ngram-3": ("qwen3.5-mtp", NGRAM | {"num_speculative_tokens": 3}),
+    "mtp-1": (MTP | {"num_speculative_tokens": 1}, "adaptive"),
+    "mtp-2": (MTP | {"num_speculative_tokens": 2}, "adaptive"),
+    "mtp-2-all": (MTP | {"num_speculative_tokens": 2}, "all"),
+    "mtp-2-align": (MTP | {"num_speculative_tokens": 2}, "align"),
+    "mtp-3": (MTP | {"num_speculative_tokens": 3}, "adaptive"),
+    "ngram-3": (NGRAM | {"num_speculative_tokens": 3}, "adaptive"),
 }
 
 
 @pytest.fixture(scope="module", params=ENGINES)
 def engine(request, start):
-    model, speculation = ENGINES[request.param]
+    speculation, mode = ENGINES[request.param]
     # vLLM looks for n-grams between two steps, so one has to end before the next begins.
     follows = {"async_scheduling": False} if speculation["method"] == "ngram" else {}
-    return start(model, speculative_config=speculation, **follows)
+    settings = {"checkpoint_mode": mode}
+    return start("qwen3.5-mtp", settings, speculative_config=speculation, **follows)
 
 
 @pytest.fixture
@@ -71,17 +75,15 @@ def test_some_guesses_are_right_and_some_are_wrong(engine: Engine):
 
 
 # Known report: LMCache#4984.
-@pytest.mark.parametrize("mode", ["adaptive", "align", "all"])
-def test_every_resend_is_what_a_local_hit_gives(engine: Engine, mode):
+def test_every_resend_is_what_a_local_hit_gives(engine: Engine):
     """The first one restores what vLLM would hit, though it goes back by a block for the head."""
     prompt = spoken("resend", 4 * engine.N + 44)
     engine.reset_all()
     restored = []
-    with patched(engine.half.connection.checkpoints, "mode", mode):
-        engine.run(prompt, 1)
-        for _ in range(2):
-            engine.reset_local()
-            restored.append(with_guesses(engine, lambda: engine.run(prompt, 8)))
+    engine.run(prompt, 1)
+    for _ in range(2):
+        engine.reset_local()
+        restored.append(with_guesses(engine, lambda: engine.run(prompt, 8)))
     engine.reset_all()
     with engine.looking_away():
         engine.run(prompt, 1)
@@ -153,18 +155,22 @@ def test_zeroed_entries_show(engine: Engine, kind):
 
 @pytest.mark.parametrize("pages", [None, [0], [-1]])
 def test_zeroed_pages_of_the_head_show_in_its_guesses(engine: Engine, head, pages):
-    prompt, reference, guesses = restored_again(engine)
-    zero_head(engine, pages)
-    engine.reset_local()
-    wrong, others = with_guesses(engine, lambda: engine.run(prompt, 12))
-    assert wrong.host == reference.host
-    assert others != guesses
-    # Guesses change what is computed together, and so the rounding, but never what is answered.
-    assert wrong.tokens == reference.tokens
+    """In some of them: one page of several need not change which token is the likeliest."""
+    shows = False
+    for seed in range(5):
+        prompt, reference, guesses = restored_again(engine, seed)
+        zero_head(engine, pages)
+        engine.reset_local()
+        wrong, others = with_guesses(engine, lambda: engine.run(prompt, 12))  # noqa: B023
+        assert wrong.host == reference.host
+        # Guesses change what is computed together, and so the rounding, but never what is answered.
+        assert wrong.tokens == reference.tokens
+        shows |= others != guesses
+    assert shows
 
 
-def restored_again(engine: Engine):
-    prompt = spoken("zeroed", 4 * engine.N + 3)
+def restored_again(engine: Engine, seed: int = 0):
+    prompt = spoken(("zeroed", seed), 4 * engine.N + 3)
     engine.reset_all()
     for _ in range(2):
         engine.run(prompt)

@@ -80,6 +80,7 @@ def test_a_fork_is_known_from_keys_when_its_pages_were_evicted(start: StartEngin
     assert steered == 2, "at the boundary and, behind it, where the prompts part"
     assert after.get("missing_state_tokens", 0) == before.get("missing_state_tokens", 0), "no pages"
     assert visit(engine, suffixed(shared, 2)) == len(shared)
+    assert visit(engine, suffixed(shared[: 4 * N], 3)) == 4 * N
     engine.check_idle()
 
 
