@@ -48,6 +48,12 @@ class ServedModel:
         left: Callable[[], float] = lambda: _SECONDS,
     ) -> None:
         self.base, self._key, self._left = base_of(url), key, left
+        # What refuses such a header would print it.
+        if not all("!" <= letter <= "~" for letter in key):
+            raise ServedModelError(
+                "VLLM_API_KEY: expected printable ASCII in one line, found white space or other "
+                "letters: set it without a line's end"
+            )
         if not self.base.startswith(("http://", "https://")):
             raise ServedModelError(
                 f"{self.base}: expected an address that begins with http:// or https://: name the "

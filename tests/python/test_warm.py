@@ -325,6 +325,17 @@ def test_model_salt_and_key(engine, tmp_path, capsys, monkeypatch):
     assert "expected other, found m, adapter: name one of those" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("key", ["secret\n", "sécret", "se cret"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_printed(
+    engine, tmp_path, capsys, monkeypatch, key
+):
+    monkeypatch.setenv("VLLM_API_KEY", key)
+    assert warm(written(tmp_path, "a.json", [1, 2]), "--url", engine.url) == 2
+    said = capsys.readouterr().err
+    assert "VLLM_API_KEY: expected printable ASCII in one line" in said
+    assert "cret" not in said
+
+
 def test_one_that_the_template_refuses_does_not_keep_others_back(engine, tmp_path, capsys):
     odd = written(tmp_path, "odd.json", [{"role": "odd", "content": "x"}])
     good = written(tmp_path, "good.txt", "Be kind.")
