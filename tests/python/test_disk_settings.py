@@ -75,6 +75,7 @@ def test_a_read_only_file_system_is_refused(tmp_path, monkeypatch):
     fields = list(found)
     fields[8] |= os.ST_RDONLY
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(fields))
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)  # as there
     with pytest.raises(SettingsError, match="mounted read-only"):
         disk.require_directory(str(tmp_path), 0.001)
 

@@ -140,16 +140,17 @@ def _require_place(disk_path: str, disk_gb: float) -> None:
         raise SettingsError(
             f"disk_path: expected a directory, found the file {str(place)!r}: name another path"
         )
-    if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
-        raise SettingsError(
-            f"disk_path: expected to read and write in {str(place)!r}, found no permission to: "
-            "make this process's user its owner, or name another path"
-        )
+    # First, since access() lacks permission there, too.
     status = os.statvfs(place)
     if status.f_flag & os.ST_RDONLY:
         raise SettingsError(
             f"disk_path: expected a file system to write on, found {str(place)!r} on one that is "
             "mounted read-only: mount it for writing, or name another path"
+        )
+    if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
+        raise SettingsError(
+            f"disk_path: expected to read and write in {str(place)!r}, found no permission to: "
+            "make this process's user its owner, or name another path"
         )
     nbytes = status.f_blocks * status.f_frsize
     if disk_gb * GIB > nbytes:
