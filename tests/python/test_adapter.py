@@ -15,7 +15,7 @@ from hybrid_pages.adapter.arrays import dtype_name
 from hybrid_pages.adapter.disk import DiskShare
 from hybrid_pages.adapter.entries import Entries
 from hybrid_pages.adapter.errors import MissingError, SettingsError, UnsupportedError, VersionError
-from hybrid_pages.adapter.keys import Prefix
+from hybrid_pages.adapter.keys import Prefix, identity
 from hybrid_pages.adapter.memory import GIB
 from hybrid_pages.adapter.pool import Pool
 from hybrid_pages.adapter.tiers import close_tier
@@ -385,3 +385,8 @@ def test_entries_that_are_there_already_are_not_counted_as_skipped():
     for _ in range(3):
         texts.run(PROMPT)
     assert not texts.moved.skipped_entries
+
+
+def test_half_a_surrogate_pair_in_a_salt_is_a_salt():
+    halves = {identity(salt) for salt in ("\ud800", "\udc00", "", "?")}
+    assert len(halves) == 4

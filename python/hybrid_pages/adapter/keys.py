@@ -87,7 +87,9 @@ class Extras:
 
 def identity(salt: str, state: str = "") -> bytes:
     """The identity of a namespace, from a salt and the name of a model's state."""
-    return hashlib.blake2b(f"{state}/{salt}".encode(), digest_size=32).digest()
+    # JSON may have a half of a surrogate pair in it.
+    text = f"{state}/{salt}".encode(errors="surrogatepass")
+    return hashlib.blake2b(text, digest_size=32).digest()
 
 
 def of_tenant(tenant: bytes, identity: bytes) -> bytes:
