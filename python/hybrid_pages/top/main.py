@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
+from hybrid_pages.interrupts import interruptible
 from hybrid_pages.scrape import Samples, ScrapeError, base_of, scrape
 from hybrid_pages.top.figures import figures
 from hybrid_pages.top.view import view
@@ -31,7 +33,9 @@ def run(args: SimpleNamespace) -> int:
         elif args.json:
             _lines(args, first)
         else:
-            _live(args, first)
+            # The terminal gets its screen and its cursor back.
+            with interruptible(signal.SIGTERM, signal.SIGHUP):
+                _live(args, first)
     except KeyboardInterrupt:
         pass
     except BrokenPipeError:
