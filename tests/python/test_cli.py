@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -140,3 +141,23 @@ def test_a_wrong_word_is_answered_with_the_right_one(capsys, words, reason):
     assert printed.out == ""
     assert reason in printed.err
     assert printed.err.startswith("usage: hybrid-pages")
+
+
+@pytest.mark.parametrize("words", ["info", "plan --help", "--help"])
+@pytest.mark.parametrize("place", ["| true", "> /dev/full"])
+def test_output_that_cannot_be_printed_is_no_finding(words, place):
+    command = f"{sys.executable} -m hybrid_pages {words} {place}"
+    shell = ["bash", "-c", f"set -o pipefail; {command}"]
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done
+    assert ("cannot print" in done.stderr) == (place == "> /dev/full")
+
+
+def test_a_locale_without_a_letter_gets_another():
+    done = subprocess.run(
+        [sys.executable, "-m", "hybrid_pages", "plan", "--help"],
+        env=os.environ | {"PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr

@@ -11,6 +11,8 @@ when interrupted.
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from collections.abc import Sequence
 
@@ -25,6 +27,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: a wrong command line, with usage; ``--version``.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a locale may lack what is printed
+    try:
+        status = _run(words)
+        sys.stdout.flush()
+    except OSError as error:  # of the output: each command tells its own errors
+        return _cannot_print(error)
+    except SystemExit as end:
+        # Click ends like this when nobody reads on.
+        if isinstance(end.__context__, BrokenPipeError):
+            return _cannot_print(end.__context__)
+        raise
+    return status
+
+
+def _cannot_print(error: OSError) -> int:
+    # Python would try again at its end, and complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    if not isinstance(error, BrokenPipeError):
+        print(f"hybrid-pages: cannot print: {error}", file=sys.stderr)
+    return 2
+
+
+def _run(words: list[str]) -> int:
     if words == ["--version"]:
         print(f"hybrid-pages {hybrid_pages.__version__}")
         sys.exit(0)

@@ -29,17 +29,9 @@ def run(args: SimpleNamespace) -> int:
                 f"{args.path}: expected a directory of this user, found none: name the engines' "
                 "disk_path"
             )
-        status = action(DiskTree(args.path), args)
-        sys.stdout.flush()
-        return status
+        return action(DiskTree(args.path), args)
     except HybridPagesError as error:
         print(f"hybrid-pages store {args.action}: {printable(str(error))}", file=sys.stderr)
-        return 2
-    except OSError as error:  # of the output
-        # Python would try again at its end, and complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
-            print(f"hybrid-pages store {args.action}: cannot print: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"hybrid-pages store {args.action}: interrupted", file=sys.stderr)
