@@ -67,9 +67,12 @@ def main(model: str, url: str, lengths: list[int]) -> None:
         if time.monotonic() - begun > LIMIT:
             raise RuntimeError(f"expected a store that answers, found {metrics()}")
         time.sleep(0.1)
+    before = metrics().get("hit_tokens:remote", 0)
     answers = [ask(length, 0) for length in lengths]
+    restored = metrics().get("hit_tokens:remote", 0) - before
     while (found := metrics()).get("remote_queue:written"):
         ask(20, 7)
+    found["restored"] = restored
     print("FOUND " + json.dumps({"answers": answers, "metrics": found}), flush=True)
     sys.stdin.readline()
 

@@ -27,13 +27,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: a wrong command line, with usage; ``--version``.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["mlx-server"]:
+        return _mlx_server(words[1:])
+    if words[:1] == ["vllm-mlx"]:
+        return _vllm_mlx(words[1:])
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a locale may lack what is printed
     try:
         status = _run(words)
         sys.stdout.flush()
-    except OSError as error:  # of the output: each command tells its own errors
+    except OSError as error:
+        if error.filename is not None:
+            raise  # not of the output
         return _cannot_print(error)
     except SystemExit as end:
         # Click ends like this when nobody reads on.
@@ -55,10 +61,6 @@ def _run(words: list[str]) -> int:
     if words == ["--version"]:
         print(f"hybrid-pages {hybrid_pages.__version__}")
         sys.exit(0)
-    if words[:1] == ["mlx-server"]:
-        return _mlx_server(words[1:])
-    if words[:1] == ["vllm-mlx"]:
-        return _vllm_mlx(words[1:])
     try:
         from hybrid_pages.cli.app import run
     except ModuleNotFoundError as error:
