@@ -65,11 +65,7 @@ async def run(model: str, lengths: list[int]) -> dict[str, Any]:
             kv_transfer_config={
                 "kv_connector": "HybridPagesConnector",
                 "kv_role": "kv_both",
-                "kv_connector_extra_config": {
-                    "host_gb": 0.1,
-                    "verify_on_load": True,
-                    "checkpoint_mode": "align",
-                },
+                "kv_connector_extra_config": {"host_gb": 0.1, "verify_on_load": True},
             },
         )
     )

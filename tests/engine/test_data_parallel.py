@@ -13,6 +13,8 @@ SCRIPT = Path(__file__).with_name("serve_parallel.py")
 N = 128  # vLLM's default block on a CPU
 LENGTHS = (500, 900, 1200)
 WHOLE = [(length - 1) // N * N for length in LENGTHS]
+# A prompt that comes again leaves a state before its last token, if that saves 16 tokens.
+RESTORED = [499, 896, 1199]
 
 
 # tests/scheduler/test_data_parallel.py proves the same without engines.
@@ -49,14 +51,18 @@ def test_each_engine_core_restores_what_it_has_stored(parallel):
     for core in range(2):
         assert cached(found["cold"][core]) == [0] * len(LENGTHS)
         assert cached(found["local"][core]) == WHOLE
-        assert cached(found["restored"][core]) == WHOLE
+        assert cached(found["restored"][core]) == RESTORED
         assert cached(found["forgotten"][core]) == [0] * len(LENGTHS)
 
 
 def test_what_is_restored_equals_vllm_s_own_local_hit(parallel):
     found, _ = parallel
-    assert found["restored"] == found["local"]
-    assert found["restored"][0] != found["restored"][1]
+    restored, local = (
+        [[answer[1:] for answer in answers] for answers in found[kind]]
+        for kind in ("restored", "local")
+    )
+    assert restored == local
+    assert restored[0] != restored[1]
 
 
 def test_an_engine_core_has_nothing_of_the_other_s(parallel):
@@ -67,8 +73,8 @@ def test_an_engine_core_has_nothing_of_the_other_s(parallel):
 def test_requests_that_vllm_spreads_itself_are_answered(parallel):
     """A prompt is restored by the engine core that has it, and computed by the other."""
     found, _ = parallel
-    for answer, whole in zip(found["at once"], WHOLE * 2, strict=True):
-        assert answer[0] in (0, whole)
+    for answer, restored in zip(found["at once"], RESTORED * 2, strict=True):
+        assert answer[0] in (0, restored)
         assert len(answer[1]) == 6
 
 
@@ -79,9 +85,10 @@ def test_metrics_tell_the_engine_cores_apart(parallel):
     assert not [key for key in metrics if key[1] == "failures"]
     for engine in "01":
         assert metrics[engine, "hit_tokens", "local"] == sum(WHOLE)
-        assert metrics[engine, "hit_tokens", "host"] >= sum(WHOLE)
+        assert metrics[engine, "hit_tokens", "host"] >= sum(RESTORED)
         assert metrics[engine, "stored_entries", "checkpoints"] >= len(LENGTHS)
-        assert metrics[engine, "resident_entries", "checkpoints"] == len(LENGTHS)
+        # For each prompt, the one that it was restored from and more.
+        assert metrics[engine, "resident_entries", "checkpoints"] >= len(LENGTHS)
         assert metrics[engine, "leased_bytes"] == 0
 
 
