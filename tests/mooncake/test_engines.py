@@ -81,7 +81,7 @@ def test_an_engine_serves_what_another_one_computed(model, tmp_path):
     assert [answer for _, *answer in second.answers] == [answer for _, *answer in first.answers]
     assert first.metrics["remote_entries:written"] > 0
     assert second.metrics["remote_entries:read"] > 0
-    assert second.metrics["restored"] == sum(whole)
+    assert second.metrics["hit_tokens:remote"] == sum(whole)
     for engine in (first, second):
         failures = {name: n for name, n in engine.metrics.items() if "failures" in name and n}
         assert not failures
