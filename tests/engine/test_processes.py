@@ -22,7 +22,9 @@ ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_CPU_OMP_THREADS_BIND
 # With a /dev/shm of its own, of which it says in the end what is left there, but for what vLLM's
 # ranks on CPUs with AVX-512 talk through: a killed one leaves that.
 APART = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
-SHARED = 'mount -t tmpfs none /dev/shm && "$@"; echo "ENDED $? $(ls -A /dev/shm | grep -v ^vllm_dist_)"'
+SHARED = (
+    'mount -t tmpfs none /dev/shm && "$@"; echo "ENDED $? $(ls -A /dev/shm | grep -v ^vllm_dist_)"'
+)
 
 
 def found(model: Path, ranks: str) -> dict:
