@@ -44,6 +44,14 @@ def head(engine: Engine):
 
 
 @pytest.fixture(autouse=True)
+def has_reference(engine: Engine, request):
+    """Where vLLM's own hits reach what is restored: behind answers, in the mode ``adaptive``."""
+    adaptive = engine.half.connection.checkpoints.mode == "adaptive"
+    if not adaptive and "resend" not in request.node.name:
+        pytest.skip("vLLM's own hit does not reach the boundary that is restored in this mode")
+
+
+@pytest.fixture(autouse=True)
 def nothing_fails(engine: Engine):
     """A failure would be recomputed, and so go unnoticed."""
     yield
