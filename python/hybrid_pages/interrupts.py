@@ -6,6 +6,9 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""What ends a command like Ctrl-C."""
+
 
 @contextmanager
 def interruptible(*signals: signal.Signals) -> Iterator[None]:

@@ -239,7 +239,8 @@ def test_each_interval_is_an_object(server):
     assert again["disk"]["used_bytes"] == {"this": 500}
 
 
-def test_it_is_live_on_a_terminal_and_leaves_it_as_it_was(server):
+@pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_it_is_live_on_a_terminal_and_leaves_it_as_it_was(server, ends):
     """Also over ssh, which is a terminal of this kind."""
     master, slave = pty.openpty()
     words = ["top", "--interval", "0.1", "--url", server(GOOD)]
@@ -257,7 +258,7 @@ def test_it_is_live_on_a_terminal_and_leaves_it_as_it_was(server):
         while shown.count(b"hit: host") < 3:
             assert time.monotonic() < deadline, shown
             shown += os.read(master, 65536)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(ends)
         while True:
             try:
                 more = os.read(master, 65536)
@@ -270,4 +271,5 @@ def test_it_is_live_on_a_terminal_and_leaves_it_as_it_was(server):
     os.close(master)
     # To the other screen, and back.
     assert shown.index(b"\x1b[?1049h") < shown.rindex(b"\x1b[?1049l")
+    assert shown.index(b"\x1b[?25l") < shown.rindex(b"\x1b[?25h"), "the cursor"
     assert b"50.0%" in shown and b"Traceback" not in shown

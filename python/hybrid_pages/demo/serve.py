@@ -23,7 +23,7 @@ from hybrid_pages.demo.chat import ensure_chat
 from hybrid_pages.demo.engine import ENVIRONMENT
 from hybrid_pages.demo.quiet import hushed, stage
 from hybrid_pages.demo.visits import lines
-from hybrid_pages.interrupts import interruptible
+from hybrid_pages.interrupts import ENDING, interruptible
 
 HOST = "127.0.0.1"
 MODEL = "tiny-qwen3.5"
@@ -32,7 +32,6 @@ MODEL = "tiny-qwen3.5"
 SERVER = "vllm.entrypoints.launchers.api_server.entry"
 _READY_SECONDS, _STOP_SECONDS, _CLEAN_UP_SECONDS = 600, 30, 5
 _TAIL = 40
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ServerError(HybridPagesError):
@@ -47,7 +46,7 @@ def run(args: SimpleNamespace) -> int:
         print(f"hybrid-pages serve: {error}", file=sys.stderr)
         return 2
     try:
-        with interruptible(*_ENDING):
+        with interruptible(signal.SIGINT, *ENDING):
             with stage("making a tiny Qwen3.5 that chats (once)"), hushed(verbose=args.verbose):
                 model = ensure_chat()
             with tempfile.TemporaryFile() as log, _started(args, model, log) as server:
@@ -110,7 +109,7 @@ def _started(
         yield server
     finally:
         # A second Ctrl-C must not leave processes behind.
-        for number in _ENDING:
+        for number in (signal.SIGINT, *ENDING):
             signal.signal(number, signal.SIG_IGN)
         server.terminate()
         try:

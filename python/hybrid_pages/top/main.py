@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import time
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from hybrid_pages.interrupts import interruptible
+from hybrid_pages.interrupts import ENDING, interruptible
 from hybrid_pages.scrape import Samples, ScrapeError, base_of, scrape
 from hybrid_pages.top.figures import figures
 from hybrid_pages.top.view import view
@@ -34,7 +33,7 @@ def run(args: SimpleNamespace) -> int:
             _lines(args, first)
         else:
             # The terminal gets its screen and its cursor back.
-            with interruptible(signal.SIGTERM, signal.SIGHUP):
+            with interruptible(*ENDING):
                 _live(args, first)
     except KeyboardInterrupt:
         pass

@@ -22,7 +22,7 @@ import hybrid_pages
 from hybrid_pages import HybridPagesError
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.arguments import require_named
-from hybrid_pages.interrupts import interruptible
+from hybrid_pages.interrupts import ENDING, interruptible
 from hybrid_pages.verify import output, prompts, questions
 from hybrid_pages.verify.made import made
 from hybrid_pages.verify.process import EngineFailed, EngineProcess
@@ -42,7 +42,7 @@ def run(args: SimpleNamespace) -> int:
         _check(args)
         given = None if args.prompts is None else prompts.read(args.prompts)
         asked = [] if args.questions is None else questions.read(args.questions)
-        with interruptible(*output.ENDING):
+        with interruptible(*ENDING):
             runs = _runs(args, given, asked)
         verdict = judge(runs)
         if args.plant:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +14,6 @@ from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.verify.report import as_json, markdown, show
 
 _LEAST_COLUMNS = 120
-ENDING = (signal.SIGTERM, signal.SIGHUP)
-"""What ends a command like Ctrl-C, so that no engine is left behind."""
 
 
 def check(args: SimpleNamespace) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import hybrid_pages
 from hybrid_pages import HybridPagesError
 from hybrid_pages.adapter.errors import SettingsError
-from hybrid_pages.interrupts import interruptible
+from hybrid_pages.interrupts import ENDING, interruptible
 from hybrid_pages.scrape import base_of, version_of
 from hybrid_pages.served import ServedModel, ServedModelError
 from hybrid_pages.text import size
@@ -62,7 +62,7 @@ def run(args: SimpleNamespace) -> int:
         output.check(args)
         if args.metrics is not None:
             output.require_replaceable("--metrics", args.metrics.absolute())
-        with interruptible(*output.ENDING), _alone(outcome.url):
+        with interruptible(*ENDING), _alone(outcome.url):
             try:
                 _verify(args, outcome)
             except (HybridPagesError, OSError) as error:
