@@ -1,5 +1,6 @@
 """Settings of a store that machines share, checked before anything is loaded."""
 
+import errno
 import os
 
 import pytest
@@ -84,6 +85,25 @@ def test_a_file_is_no_directory(tmp_path):
 def test_a_directory_of_others_is_refused(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(SettingsError, match="remote_url: expected to read and write in"):
+        remote.require_place(tmp_path.as_uri())
+
+
+def test_a_read_only_file_system_is_refused_to_those_who_write(tmp_path, monkeypatch):
+    fields = list(os.statvfs(tmp_path))
+    fields[8] |= os.ST_RDONLY
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(fields))
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)  # as there
+    with pytest.raises(SettingsError, match=r"remote_url: .* mounted read-only: mount it for"):
+        remote.require_place(tmp_path.as_uri())
+    assert remote.require_place(tmp_path.as_uri(), writes=False) == tmp_path.as_uri()
+
+
+def test_a_directory_that_the_system_does_not_answer_for_is_refused(tmp_path, monkeypatch):
+    def refuse(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "statvfs", refuse)
+    with pytest.raises(SettingsError, match="remote_url: expected a directory that this process"):
         remote.require_place(tmp_path.as_uri())
 
 

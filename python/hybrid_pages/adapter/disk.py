@@ -12,6 +12,7 @@ from hybrid_pages._core import BudgetError, Disk, DiskError, DiskTree, Geometry
 from hybrid_pages.adapter.encryption import read_keys
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.adapter.memory import GIB
+from hybrid_pages.adapter.places import require_permission
 
 DEADLINE_MS = 5000
 """The default of ``disk_deadline_ms``."""
@@ -140,18 +141,7 @@ def _require_place(disk_path: str, disk_gb: float) -> None:
         raise SettingsError(
             f"disk_path: expected a directory, found the file {str(place)!r}: name another path"
         )
-    # First, since access() lacks permission there, too.
-    status = os.statvfs(place)
-    if status.f_flag & os.ST_RDONLY:
-        raise SettingsError(
-            f"disk_path: expected a file system to write on, found {str(place)!r} on one that is "
-            "mounted read-only: mount it for writing, or name another path"
-        )
-    if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
-        raise SettingsError(
-            f"disk_path: expected to read and write in {str(place)!r}, found no permission to: "
-            "make this process's user its owner, or name another path"
-        )
+    status = require_permission("disk_path", place)
     nbytes = status.f_blocks * status.f_frsize
     if disk_gb * GIB > nbytes:
         raise BudgetError(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -13,6 +13,7 @@ from hybrid_pages import mooncake
 from hybrid_pages._core import Geometry, Mooncake, Remote
 from hybrid_pages.adapter.encryption import read_keys
 from hybrid_pages.adapter.errors import SettingsError
+from hybrid_pages.adapter.places import require_permission
 
 Admit = Literal["auto", "all"]
 """``auto``: only what saves time is read and written; ``all``: everything is."""
@@ -154,11 +155,12 @@ def require_place(remote_url: str, *, writes: bool = True) -> str:
         return remote_url
     place = Remote.check(remote_url)
     if parts.scheme == "file":
-        path = url2pathname(urlsplit(place).path)
-        needed = os.R_OK | os.X_OK | (os.W_OK if writes else 0)
-        if not os.access(path, needed):
+        path = Path(url2pathname(urlsplit(place).path))
+        try:
+            require_permission("remote_url", path, writes=writes)
+        except OSError as error:
             raise SettingsError(
-                f"remote_url: expected to read {'and write ' if writes else ''}in {path!r}, found "
-                "no permission to: make this process's user its owner, or name another path"
-            )
+                "remote_url: expected a directory that this process can look at, found "
+                f"{str(path)!r}: {error}: name another path"
+            ) from None
     return place
