@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -151,6 +152,15 @@ def test_output_that_cannot_be_printed_is_no_finding(words, place):
     done = subprocess.run(shell, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done
     assert ("cannot print" in done.stderr) == (place == "> /dev/full")
+
+
+def test_an_error_of_something_else_is_not_one_of_the_output(monkeypatch):
+    def refuse(words):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(cli, "_run", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        cli.main(["info"])
 
 
 def test_a_locale_without_a_letter_gets_another():

@@ -11,6 +11,7 @@ when interrupted.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -18,6 +19,8 @@ from collections.abc import Sequence
 
 import hybrid_pages
 from hybrid_pages.adapter.errors import MissingError, VersionError
+
+_OF_OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,8 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _run(words)
         sys.stdout.flush()
     except OSError as error:
-        if error.filename is not None:
-            raise  # not of the output
+        if error.filename is not None or error.errno not in _OF_OUTPUT:
+            raise
         return _cannot_print(error)
     except SystemExit as end:
         # Click ends like this when nobody reads on.
@@ -51,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _cannot_print(error: OSError) -> int:
     # Python would try again at its end, and complain.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if not isinstance(error, BrokenPipeError):
         print(f"hybrid-pages: cannot print: {error}", file=sys.stderr)
     return 2
