@@ -36,7 +36,7 @@ class ServedModel:
         left: how many seconds are left for a request; raises if none are.
 
     Raises:
-        ServedModelError: it can't be reached, or serves no such model.
+        ServedModelError: it can't be reached, or serves no such model; no header can hold the key.
     """
 
     def __init__(
