@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request, RequestStatus
 
 import simulation.engine
@@ -84,6 +85,54 @@ def test_a_request_that_is_being_loaded_through_a_reset_publishes_nothing(
     loading.check()
     assert loading.restored_tokens == len(PROMPT)
     assert entries(engine) == 0
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("name", ["gdn", "mamba2", "gdn-window", "attention-only"])
+def test_a_pause_that_keeps_requests_resets_everything_while_one_is_being_loaded(
+    name: str, asynchronous: bool, ranks: int, start: StartEngine, script: Script
+) -> None:
+    engine = start(SHAPES[name], async_scheduling=asynchronous, ranks=ranks, extra=ROOM)
+    engine.generate(PROMPT)
+    assert engine.reset_prefix_cache()
+    engine.add(tokens(3 * N, 7), max_tokens=60)
+    script.delay = lambda kind: 5 if kind == "load" else 0
+    loading = engine.add(PROMPT + tokens(3 * N, 1))
+    for _ in range(2):
+        engine.step()
+    assert engine.half.connection.loads.in_flight
+    # As `EngineCoreProc.pause_scheduler` does with the mode "keep", once nothing is left to do.
+    engine.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    engine.run()
+    assert engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+    assert entries(engine) == 0
+    engine.scheduler.set_pause_state(PauseState.UNPAUSED)
+    engine.run()
+    assert (loading.local_tokens, loading.restored_tokens) == (0, 0)
+    assert "skipped_entries:stale" not in counters(engine)
+    assert engine.depths(loading.request.prompt_token_ids)[-1:] == [12]
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("name", ["gdn", "attention-only"])
+def test_a_request_that_was_loaded_and_has_not_run_is_computed_anew_after_a_reset(
+    name: str, start: StartEngine, script: Script
+) -> None:
+    engine = start(SHAPES[name], async_scheduling=False, extra=ROOM)
+    engine.generate(PROMPT)
+    assert engine.reset_prefix_cache()
+    script.delay = lambda kind: 3 if kind == "load" else 0
+    loaded = engine.add(PROMPT + tokens(3 * N, 1))
+    while not engine.scheduler.finished_recving_kv_req_ids:
+        engine.step()
+    for _ in range(2):  # a second reset finds nothing to let go of
+        assert engine.reset_prefix_cache(reset_connector=True)
+    engine.run()
+    loaded.check()
+    assert "skipped_entries:stale" not in counters(engine)
+    assert engine.depths(loaded.request.prompt_token_ids)[-1:] == [12]
     engine.check_idle()
 
 

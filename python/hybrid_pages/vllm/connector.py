@@ -357,8 +357,8 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler().storing
 
     def has_pending_push_work(self) -> bool:
-        """Whether an idle engine has to step on until its stores have ended."""
-        return self._scheduler().storing
+        """Whether an idle or paused engine has to step on until its copies have ended."""
+        return self._scheduler().copying
 
     def take_events(self) -> "Iterable[KVCacheEvent]":
         """KV events about blocks that have become, or are no longer, reusable by prompts."""

@@ -98,7 +98,7 @@ class SchedulerHalf:
         self.connection.bind_manager(manager)
         versions.leave_out(manager, self._leaves_own)
         versions.offer_pages(manager, self._pages)
-        versions.before_resets(manager, lambda: self._end_stores(wait=True))
+        versions.before_resets(manager, self._before_reset)
 
     def bind_pool(self, pool: "BlockPool") -> None:
         """Takes vLLM's block pool, which pins source blocks while they are copied."""
@@ -448,13 +448,15 @@ class SchedulerHalf:
         self._clear()
 
     def _recompute(self, request_id: str) -> None:
-        """Recomputes a request whose load failed, as ``kv_load_failure_policy: recompute`` does."""
+        """Makes a request that was loaded, well or not, begin again without blocks, as
+        ``kv_load_failure_policy: recompute`` does."""
         tracked = self._requests.get(request_id)
         if tracked is None:
             return  # it ended meanwhile
         if self.connection.manager is None:
             raise EngineError("expected vLLM's cache manager at start, found none")
-        request = tracked.request
+        request, tracked.loaded = tracked.request, 0
+        self.connection.loads.parked.ended(request_id)
         versions.compute_anew(request, self.connection.manager)
         if not self.connection.agreement.alone:
             # vLLM reserves room for it as for a request under way. If another connector loaded it
@@ -596,6 +598,15 @@ class SchedulerHalf:
             )
         self._clear()
 
+    def _before_reset(self) -> None:
+        """Lets go of blocks that vLLM does not take back itself for a reset: those of stores, and of
+        requests whose loads have ended but which have not run since. These are computed anew."""
+        self._end_stores(wait=True)
+        for name, tracked in self._requests.items():
+            waits = tracked.loaded and tracked.run.position is None
+            if waits and name not in self.connection.loads.in_flight:
+                self._recompute(name)
+
     def _clear(self) -> None:
         for tracked in self._requests.values():
             tracked.drop_lease()
@@ -617,6 +628,12 @@ class SchedulerHalf:
                 "(follow_engine_resets)"
             )
             self._clear()
+
+    @property
+    def copying(self) -> bool:
+        """Whether there are copies that have not ended."""
+        connection = self.connection
+        return self.storing or (connection.connected and bool(connection.loads.in_flight))
 
     @property
     def storing(self) -> bool:
