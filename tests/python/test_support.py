@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from hybrid_pages.vllm.config import support
-from hybrid_pages.vllm.versions import SUPPORTED, TESTED
+from hybrid_pages.vllm.versions import SUPPORTED, TESTED, supported
 
 FIRST_BEYOND = ".".join(map(str, (*SUPPORTED.end, 0)))
 
@@ -28,9 +28,14 @@ def engine(**changes: object) -> SimpleNamespace:
             use_ubatching=False,
         ),
         cache_config=SimpleNamespace(enable_prefix_caching=True, use_replayssm=False),
-        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
-        model_config=SimpleNamespace(is_encoder_decoder=False, is_diffusion=False),
+        scheduler_config=SimpleNamespace(
+            disable_hybrid_kv_cache_manager=False, disable_chunked_mm_input=False
+        ),
+        model_config=SimpleNamespace(
+            is_encoder_decoder=False, is_diffusion=False, multimodal_config=None
+        ),
         ec_transfer_config=None,
+        aux_output_config=SimpleNamespace(enabled=False),
     )
     for name, value in changes.items():
         owner, _, leaf = name.rpartition("__")
@@ -108,6 +113,42 @@ def test_every_role_is_accepted(role: str) -> None:
 def test_attention_alone_needs_no_hybrid_manager() -> None:
     config = engine(scheduler_config__disable_hybrid_kv_cache_manager=True)
     support.require_config(config, recurrent=False)
+
+
+EXPERTS = {"aux_output_config__enabled": True}
+WHOLE_IMAGES = {
+    "scheduler_config__disable_chunked_mm_input": True,
+    "model_config__multimodal_config": object(),
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "version", "said"),
+    [
+        (EXPERTS, "0.32.1", "drop --enable-return-routed-experts"),
+        (EXPERTS, "0.33.0rc1", None),
+        (WHOLE_IMAGES, "0.32.1", None),
+        (WHOLE_IMAGES, "0.33.0", "in vllm 0.33.0 requests with images could wait for ever"),
+        (WHOLE_IMAGES | {"model_config__multimodal_config": None}, "0.33.0", None),
+    ],
+)
+def test_what_one_version_cannot_do_is_refused_there_alone(
+    change: dict[str, object], version: str, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (supported, support.versions):
+        monkeypatch.setattr(module, "installed", lambda: version)
+    if said is None:
+        support.require_config(engine(**change))
+        return
+    with pytest.raises(support.UnsupportedError, match=re.escape(said)):
+        support.require_config(engine(**change))
+
+
+def test_whole_images_do_no_harm_to_a_model_without_states(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supported, "installed", lambda: "0.33.0")
+    support.require_config(engine(**WHOLE_IMAGES), recurrent=False)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.config import VllmConfig, set_current_vllm_config
+import vllm
+from vllm.config import MultiModalConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorRole,
@@ -120,6 +121,27 @@ def test_a_configuration_not_shown_to_work_is_refused(
 ) -> None:
     config, plan = configuration()
     change(path, value)(config)
+    with pytest.raises(UnsupportedError, match=named):
+        HybridPagesConnector(config, role, plan)
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize(
+    ("path", "value", "named", "version"),
+    [
+        ("aux_output_config.enable_return_routed_experts", True, "routed_experts", "0.32"),
+        ("scheduler_config.disable_chunked_mm_input", True, "disable_chunked_mm_input", "0.33"),
+    ],
+)
+def test_what_one_version_of_vllm_cannot_do_is_refused_there(
+    path: str, value: Any, named: str, version: str, role: KVConnectorRole
+) -> None:
+    config, plan = configuration()
+    change("model_config.multimodal_config", MultiModalConfig())(config)
+    change(path, value)(config)
+    if not vllm.__version__.startswith(version):
+        assert HybridPagesConnector(config, role, plan)
+        return
     with pytest.raises(UnsupportedError, match=named):
         HybridPagesConnector(config, role, plan)
 

@@ -79,6 +79,12 @@ class Supported:
             )
 
 
+def is_since(version: str, first: tuple[int, ...]) -> bool:
+    """Whether a version is ``first`` or later. One without numbers is not."""
+    numbers = _numbers(version)
+    return numbers is not None and numbers >= first
+
+
 def _numbers(version: str) -> tuple[int, int, int] | None:
     """The first three numbers of a version, 0 for a missing third."""
     found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)

@@ -104,6 +104,12 @@ def require_config(
     rejected = _rejected(config, transfer or config.kv_transfer_config)
     if recurrent and config.scheduler_config.disable_hybrid_kv_cache_manager is True:
         rejected.append(_no_hybrid_manager(beside))
+    if recurrent and _may_stall(config):
+        rejected.append(
+            "disable_chunked_mm_input: expected false for a model with recurrent layers, found "
+            f"true (in vllm {versions.installed()} requests with images could wait for ever: drop "
+            "--disable-chunked-mm-input)"
+        )
     reject(rejected)
 
 
@@ -117,6 +123,15 @@ def reject(reasons: Sequence[str]) -> None:
         raise UnsupportedError(
             "HybridPagesConnector cannot run with this configuration:\n  " + "\n  ".join(reasons)
         )
+
+
+def _may_stall(config: "VllmConfig") -> bool:
+    whole_images = config.scheduler_config.disable_chunked_mm_input
+    return bool(
+        whole_images
+        and config.model_config.multimodal_config is not None
+        and versions.stalls_before_images()
+    )
 
 
 def _no_hybrid_manager(beside: Sequence[str]) -> str:
@@ -202,6 +217,12 @@ def _rejected(config: "VllmConfig", transfer: "KVTransferConfig") -> list[str]:
         (
             config.ec_transfer_config is not None,
             "encoder cache transfer: expected none, found an ec_transfer_config",
+        ),
+        (
+            config.aux_output_config.enabled and not versions.keeps_experts_of_loads(),
+            "enable_return_routed_experts: expected false before vllm 0.33, found true (the engine "
+            "would end at the first prompt that is restored: take vllm 0.33, or drop "
+            "--enable-return-routed-experts)",
         ),
     ]
     return [message for found, message in checks if found] + speculation.rejected(config)

@@ -108,8 +108,10 @@ from hybrid_pages.vllm.versions.supported import (
     SUPPORTED,
     TESTED,
     installed,
+    keeps_experts_of_loads,
     pins_memory,
     platform,
+    stalls_before_images,
 )
 
 __all__ = [
@@ -157,6 +159,7 @@ __all__ = [
     "hash_tokens",
     "holds_blocks",
     "installed",
+    "keeps_experts_of_loads",
     "is_compressed",
     "is_latent",
     "is_outermost",
@@ -190,6 +193,7 @@ __all__ = [
     "reserves_too_little",
     "restore_block_size",
     "serve_arguments",
+    "stalls_before_images",
     "steps_ahead",
     "tables_of",
     "take",

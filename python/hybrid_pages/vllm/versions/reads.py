@@ -22,6 +22,7 @@ READS: dict[str, str] = {
         "parallel_config scheduler_config speculative_config use_v2_model_runner "
         "weight_transfer_config"
     ),
+    "vllm.config.AuxOutputConfig": "enabled",
     "vllm.config.CompilationConfig": "static_forward_context",
     "vllm.config.LoadConfig": "download_dir load_format",
     "vllm.config.LoRAConfig": "lora_dtype",
@@ -55,7 +56,7 @@ READS: dict[str, str] = {
         "use_ubatching world_size"
     ),
     "vllm.config.SchedulerConfig": (
-        "disable_hybrid_kv_cache_manager enable_chunked_prefill "
+        "disable_chunked_mm_input disable_hybrid_kv_cache_manager enable_chunked_prefill "
         "long_prefill_token_threshold max_num_batched_tokens max_num_scheduled_tokens max_num_seqs"
     ),
     # The connector's registry and base class.
@@ -63,7 +64,7 @@ READS: dict[str, str] = {
     f"{_CONNECTOR}.v1.base.KVConnectorBase_V1": (
         "_connector_metadata supports_divergent_local_hybrid_hits"
     ),
-    "vllm.v1.metrics.cache_hit_source.CacheHitSource": "HOST",
+    "vllm.v1.metrics.cache_hit_source.CacheHitSource": "DISK EXTERNAL_UNSPECIFIED HOST",
     # The plan of the KV cache.
     f"{_KV}.KVCacheConfig": (
         "hash_block_size kv_cache_groups kv_cache_layout kv_cache_tensors num_blocks"

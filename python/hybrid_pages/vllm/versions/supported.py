@@ -1,6 +1,6 @@
 """The vLLM versions that work, how they differ, and which one is here."""
 
-from hybrid_pages.adapter.versions import Supported
+from hybrid_pages.adapter.versions import Supported, is_since
 
 TESTED = ("0.32.0", "0.33.0")
 """The versions that the tests run on: the first is installed in ``.venv``, the others are named by
@@ -28,6 +28,10 @@ DIFFERENCES = {
         "VLLM_USE_RAY_V2_EXECUTOR_BACKEND=0 passes on what the last pipeline stage reports",
         "the parser of `vllm serve` moved from entrypoints.launchers.cli_args to "
         "entrypoints.common.cli_args",
+        "with --enable-return-routed-experts, vLLM keeps the experts of what it has evicted, for "
+        "twice its pool, and turns down loads beyond them; before, a load ends the engine",
+        "with --disable-chunked-mm-input, a step of a prefill is cut at a block boundary first and "
+        "then before an image that it would cut; before, in the opposite order",
     ),
 }
 """How a version differs from those before it, where the connector or its tests notice."""
@@ -45,6 +49,18 @@ def platform() -> str:
     from vllm.platforms import current_platform
 
     return str(current_platform.device_name)
+
+
+def keeps_experts_of_loads() -> bool:
+    """Whether requests whose routed experts are returned may load, see :data:`DIFFERENCES`."""
+    return is_since(installed(), (0, 33))
+
+
+def stalls_before_images() -> bool:
+    """Whether a request can wait for ever before an image that no step may cut, since a step that
+    begins inside a block or at the image ends at the next block boundary. See
+    :data:`DIFFERENCES`; ``Scheduler._try_schedule_encoder_inputs``."""
+    return is_since(installed(), (0, 33))
 
 
 def pins_memory() -> bool:
