@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from unittest import mock
 
 import pytest
 from vllm.lora.request import LoRARequest
+from vllm.v1.request import Request
 
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.scheduler import half
@@ -28,6 +30,15 @@ def hits(engine: Engine) -> dict[str, float]:
     return {key.split(":")[1]: count for key, count in found if key.startswith("hit_tokens:")}
 
 
+def hits_that_vllm_counts(engine: Engine) -> Counter[str]:
+    """Tokens that were loaded, by source, as vLLM's own metrics say it."""
+    found = Counter[str]()
+    for stats in engine.statistics:
+        for source, count in stats.connector_prefix_cache_stats.hits_by_source.items():
+            found[source.value] += count
+    return found
+
+
 def test_a_failed_load_is_a_miss(start: StartEngine, script: Script) -> None:
     engine = start()
     prompt = tokens(4 * N + 3)
@@ -38,6 +49,27 @@ def test_a_failed_load_is_a_miss(start: StartEngine, script: Script) -> None:
     assert hits(engine) == {}
     assert counters(engine)["lookups"] == 2
     assert counters(engine)["failures:load"] == 1
+    engine.check_idle()
+
+
+def test_a_load_that_vllm_turns_down_is_counted(start: StartEngine) -> None:
+    """As vLLM 0.33 does with ``--enable-return-routed-experts``, if it lacks their experts."""
+    engine = start()
+    prompt = tokens(4 * N + 3)
+    engine.generate(prompt)
+    engine.forget_local()
+    offer = engine.connector.get_num_new_matched_tokens
+
+    def turned_down(request: Request, local_tokens: int) -> tuple[int, bool]:
+        assert offer(request, local_tokens) == (4 * N, True)
+        return 0, False
+
+    with mock.patch.object(engine.connector, "get_num_new_matched_tokens", turned_down):
+        assert engine.generate(prompt).restored_tokens == 0
+    assert counters(engine)["skipped_loads:turned_down"] == 1
+    engine.forget_local()
+    assert engine.generate(prompt).restored_tokens == 4 * N
+    assert counters(engine)["skipped_loads:turned_down"] == 1
     engine.check_idle()
 
 

@@ -21,7 +21,7 @@ from simulation.engine import Engine, connector
 from simulation.shapes import BLOCK_TOKENS as N
 from simulation.speculation import Speculation
 from test_boundaries import tokens
-from test_counts import counters, hits
+from test_counts import counters, hits, hits_that_vllm_counts
 from test_identity import adapter, safetensors  # noqa: F401 (adapter is a fixture)
 from test_promotions import promoting
 
@@ -105,9 +105,11 @@ def test_a_restarted_engine_restores_from_disk(
     assert found["disk_bytes:read"] > 0
     assert found["disk_seconds:read"] > 0
     engine.check_idle()
+    assert hits_that_vllm_counts(engine) == {"disk": 4 * N}
     # From now on the host has it.
     engine.forget_local()
     assert engine.generate(PROMPT).restored_tokens == 4 * N
+    assert hits_that_vllm_counts(engine) == {"disk": 4 * N, "host": 4 * N}
     assert hits(engine)["host"] == 4 * N
     engine.check_idle()
 

@@ -69,6 +69,9 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
+_SOURCES = {"host": CacheHitSource.HOST, "disk": CacheHitSource.DISK}
+
+
 class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
     """Keeps pages and checkpoints of hybrid models in host memory and brings them back.
 
@@ -82,8 +85,6 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         SettingsError: an unknown or impossible setting.
         UnsupportedError: a feature of this engine that is not supported.
     """
-
-    _cache_hit_source = CacheHitSource.HOST
 
     def __init__(
         self,
@@ -330,6 +331,20 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         """Plans the load into the allocated blocks."""
         self._scheduler().allocated(request, blocks.blocks, num_external_tokens)
+
+    def get_external_cache_hit_sources(
+        self, request: "Request", num_external_tokens: int
+    ) -> dict[CacheHitSource, int]:
+        """The tokens of a load by where they were, in vLLM's words: it has none for a remote
+        store."""
+        connection = self._scheduler().connection
+        tracked = connection.requests.get(request.request_id)
+        found: dict[CacheHitSource, int] = {}
+        if tracked is not None and connection.connected:
+            for tier, tokens in connection.loads.sources(tracked, num_external_tokens).items():
+                source = _SOURCES.get(tier, CacheHitSource.EXTERNAL_UNSPECIFIED)
+                found[source] = found.get(source, 0) + tokens
+        return found
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
         """This step's stores and loads."""

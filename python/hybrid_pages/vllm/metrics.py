@@ -84,7 +84,8 @@ COUNTERS = {
     "skipped_loads": (
         "reason",
         "Hits that were computed, since vLLM could not have admitted or finished their loads, by "
-        "reason: no_room (other loads held the blocks), or never_admitted (the pool is too small).",
+        "reason: no_room (other loads held the blocks), never_admitted (the pool is too small), or "
+        "turned_down (vLLM took none of what it was offered).",
     ),
     "skipped_entries": ("reason", "Entries not stored, by reason."),
     "skipped_tails": (

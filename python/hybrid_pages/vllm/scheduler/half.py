@@ -599,8 +599,8 @@ class SchedulerHalf:
         self._clear()
 
     def _before_reset(self) -> None:
-        """Lets go of blocks that vLLM does not take back itself for a reset: those of stores, and of
-        requests whose loads have ended but which have not run since. These are computed anew."""
+        """Lets go of blocks that vLLM does not take back itself: those of stores, and of requests
+        whose loads have ended but which have not run since. These are computed anew."""
         self._end_stores(wait=True)
         for name, tracked in self._requests.items():
             waits = tracked.loaded and tracked.run.position is None

@@ -262,6 +262,8 @@ class Loads:
             load.lease, tracked.lease = tracked.lease, None
             load.restore, tracked.restore = tracked.restore, None
         if not n:
+            if self.alone and (load.lease or load.restore):
+                self.figures.count("skipped_loads", label="turned_down")
             load.release()
             load.end_restore()
             return
@@ -286,6 +288,11 @@ class Loads:
             load.end_restore()
             job = LoadJob(name, [], rejected=str(error))
         self._planned.append(job)
+
+    def sources(self, tracked: Tracked, n: int) -> dict[str, int]:
+        """The ``n`` tokens of a load that was just planned, by the tiers that made them a hit."""
+        local = 0 if tracked.lookup is None else tracked.lookup.local
+        return _by_tier(tracked.depths, local, local + n)
 
     def _count_reloaded(self, tracked: Tracked, n: int) -> None:
         """Counts of ``n`` tokens that are loaded those whose pages vLLM has itself."""
@@ -400,7 +407,8 @@ class Loads:
         depths, tracked.depths = tracked.depths, None
         tracked.asks_until = tracked.comes_until = math.inf
         tracked.awaits = 0
-        self._count_tiers(tracked, hits, depths, rest, start)
+        for tier, tokens in _by_tier(depths, rest, start).items():
+            self._count_hits(tracked, hits, tokens, tier)
         if not tracked.counted:
             tracked.counted, tracked.others = True, other
             self.figures.count("lookups")
@@ -428,21 +436,6 @@ class Loads:
             reason = "answer" if reason in (None, "never_made") else reason
         if reason is not None:
             self.figures.count("missing_states", label=reason)
-
-    def _count_tiers(
-        self,
-        tracked: Tracked,
-        hits: str,
-        depths: Sequence[tuple[str, int]] | None,
-        loaded: int,
-        end: int,
-    ) -> None:
-        """Counts the tokens from ``loaded`` to ``end`` by the tiers that made them a hit."""
-        for name, tokens in depths or ():
-            depth = max(loaded, min(end, tokens))
-            self._count_hits(tracked, hits, depth - loaded, name)
-            loaded = depth
-        self._count_hits(tracked, hits, end - loaded, depths[-1][0] if depths else "host")
 
     def _count_hits(self, tracked: Tracked, hits: str, tokens: int, source: str) -> None:
         self.figures.count(hits, tokens, source)
@@ -539,6 +532,17 @@ class Loads:
         self._in_waves.discard(request_id)
         failed = request_id in self._failed
         self._failed.discard(request_id)
-        if failed:
-            self.parked.ended(request_id)  # it loses its blocks, and is computed
         return failed
+
+
+def _by_tier(depths: Sequence[tuple[str, int]] | None, first: int, end: int) -> dict[str, int]:
+    """The tokens from ``first`` to ``end`` by the tiers that made them a hit; depths: see
+    :class:`~hybrid_pages.vllm.scheduler.requests.tracked.Tracked`."""
+    found: dict[str, int] = {}
+    last = depths[-1][0] if depths else "host"
+    for tier, tokens in (*(depths or ()), (last, end)):
+        depth = max(first, min(end, tokens))
+        if depth > first:
+            found[tier] = found.get(tier, 0) + depth - first
+        first = depth
+    return found
