@@ -267,6 +267,7 @@ def test_a_picture_is_drawn(capsys, model, tmp_path, suffix):
     ],
 )
 def test_what_cannot_be_planned_is_refused(capsys, model, config, words, reason):
+        ({"architectures": ["BambaForCausalLM"]}, [], "BambaForCausalLM: vLLM runs it no more"),
     assert cli.main(["plan", model(config), *words]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""

@@ -1,7 +1,7 @@
 """The families of models: those that can be read, and those that are refused, with the reason.
 
-All families of vLLM 0.33 with more than one kind of layer are in one of the tables
-(``vllm/model_executor/models/registry.py``).
+All families of vLLM 0.33 with more than one kind of layer are in one of the tables, and those that
+it has dropped (``vllm/model_executor/models/registry.py``).
 """
 
 from __future__ import annotations
@@ -77,8 +77,10 @@ _ALONE = "vLLM runs models of recurrent layers alone without prefix caching, so 
 _OWN_CACHES = "its attention keeps caches of its own kinds, whose sizes are not restated here"
 _DRAFTS = "it drafts for another model: name that one"
 _OWN_WINDOWS = "it says where its windows are in fields of its own, which are not read here"
+_DROPPED = "vLLM runs it no more, in none of the versions that hybrid-pages supports"
 
 REFUSED: Mapping[str, str] = {
+    "BambaForCausalLM": _DROPPED,
     "BeamForCausalLM": _OWN_CACHES,
     "CohereCompassForConditionalGeneration": _OWN_WINDOWS,
     "CohereForCausalLM": _OWN_WINDOWS,
@@ -120,7 +122,11 @@ REFUSED: Mapping[str, str] = {
     "MambaForCausalLM": _ALONE,
     "MiMoV2FlashForCausalLM": _OWN_WINDOWS,
     "MiMoV2ForCausalLM": _OWN_WINDOWS,
+    "MiniMaxForCausalLM": _DROPPED,
+    "MiniMaxM1ForCausalLM": _DROPPED,
     "MiniMaxM2ForCausalLM": _OWN_WINDOWS,
+    "MiniMaxText01ForCausalLM": _DROPPED,
+    "MiniMaxVL01ForConditionalGeneration": _DROPPED,
     "MistralModel": "it embeds, and reuses no prefixes",
     "ModernBertForSequenceClassification": "it has no pages: it classifies",
     "ModernBertForTokenClassification": "it has no pages: it classifies",
@@ -134,6 +140,8 @@ REFUSED: Mapping[str, str] = {
     "PanguProMoEV2ForCausalLM": _OWN_WINDOWS,
     "PanguUltraMoEForCausalLM": _OWN_WINDOWS,
     "PeagleQwen3ForCausalLM": _DRAFTS,
+    "Phi4FlashForCausalLM": _DROPPED,
+    "Plamo2ForCausalLM": _DROPPED,
     "Plamo3ForCausalLM": _OWN_WINDOWS,
     "Qwen4ExpForCausalLM": _OWN_CACHES,
     "Qwen4ExpForConditionalGeneration": _OWN_CACHES,
