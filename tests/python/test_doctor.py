@@ -90,6 +90,9 @@ def test_a_good_command_line_has_no_findings(capsys, model):
         (["--spec-method", "dflash", "--spec-tokens", "2"], "drafts"),
         (["-sc", '{"method": "qwen3_next_mtp", "num_speculative_tokens": 8}'], "drafts"),
         (["--kv-offloading-size", "4"], "kv-offloading"),
+        (["--block-size", "17"], "block-size"),
+        (["-tp", "3"], "ranks"),
+        (["-tp", "5"], "ranks"),
         (["--kv-transfer-config.kv_connector_extra_config.host_gb", "8"], "no-connector"),
     ],
 )

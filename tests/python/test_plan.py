@@ -250,6 +250,12 @@ def test_a_picture_is_drawn(capsys, model, tmp_path, suffix):
     ("config", "words", "reason"),
     [
         (QWEN36_27B, ["--tp", "3"], "--tp: expected a divisor"),
+        (QWEN36_27B, ["--block-size", "17"], "--block-size: expected a multiple of 16"),
+        (
+            config_of("LlamaForCausalLM"),
+            ["--device", "cpu", "--block-size", "16"],
+            "--block-size: expected a multiple of 32",
+        ),
         (QWEN36_27B, ["--pp", "65"], "at most one stage for each of 64 layers, found 65"),
         (QWEN36_27B, ["--pp", "2", "--drafts", "2"], "--drafts: expected none with pipeline"),
         (QWEN36_27B, ["--tp", "2", "--nodes", "4"], "--nodes: expected a divisor of 2 ranks"),
@@ -261,13 +267,13 @@ def test_a_picture_is_drawn(capsys, model, tmp_path, suffix):
         (config_of("Zamba2ForCausalLM"), ["--pp", "2"], "without pipeline stages only"),
         (QWEN36_27B, ["--plot", "memory.txt"], "--plot: expected a name that ends in .png"),
         ({"architectures": ["MambaForCausalLM"]}, [], "without prefix caching"),
+        ({"architectures": ["BambaForCausalLM"]}, [], "BambaForCausalLM: vLLM runs it no more"),
         ({"architectures": ["NewForCausalLM"]}, [], "expected a model class that is known here"),
         ({}, [], "expected a model class that is known here, found none"),
         ({"model_type": ["x"]}, [], "(['x']): model_type: expected a string"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(capsys, model, config, words, reason):
-        ({"architectures": ["BambaForCausalLM"]}, [], "BambaForCausalLM: vLLM runs it no more"),
     assert cli.main(["plan", model(config), *words]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""

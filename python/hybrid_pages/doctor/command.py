@@ -19,7 +19,7 @@ from hybrid_pages.checks.steps import least_batched_tokens
 from hybrid_pages.doctor.serve_arguments import Command
 from hybrid_pages.models.blocks import CachePlan, plan
 from hybrid_pages.models.choices import Choices
-from hybrid_pages.models.config import Config, ModelError, RanksError, find
+from hybrid_pages.models.config import BlockError, Config, ModelError, RanksError, find
 from hybrid_pages.models.families import layers_of, stages_of
 from hybrid_pages.models.stages import PARTITION
 from hybrid_pages.vllm.config.settings import Settings
@@ -273,6 +273,8 @@ def _planned(command: Command, found: list[Finding], skipped: list[str]) -> Cach
         )
     except RanksError as error:
         found.append(Finding("ranks", "start", str(error), "use another number of ranks"))
+    except BlockError as error:
+        found.append(Finding("block-size", "start", str(error), "use one, or drop --block-size"))
     except ModelError as error:
         skipped.append(f"the size of a block: {error}")
     except KeyError as error:

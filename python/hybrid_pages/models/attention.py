@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from hybrid_pages.models.choices import Choices
-from hybrid_pages.models.config import Config
+from hybrid_pages.models.config import Config, RanksError
 from hybrid_pages.models.layers import Attention, PerLayer
 
 _HEAD_DIM = -1
@@ -31,7 +31,8 @@ def full(
         window: how many tokens a position sees; None for all.
 
     Raises:
-        ModelError: a value is missing, or the heads cannot be divided among the ranks.
+        RanksError: the heads cannot be divided among the ranks.
+        ModelError: a value is missing.
     """
     if heads is None:
         heads = config.number("num_key_value_heads", config.number("num_attention_heads"))
@@ -47,7 +48,7 @@ def full(
     ranks = choices.ranks
     if heads % ranks and ranks % heads:
         raise config.error(
-            f"--tp: expected a divisor or a multiple of {heads} heads, found {ranks}"
+            f"--tp: expected a divisor or a multiple of {heads} heads, found {ranks}", RanksError
         )
     return Attention(
         heads=max(1, heads // ranks),

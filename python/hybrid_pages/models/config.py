@@ -22,7 +22,11 @@ class ModelError(HybridPagesError, ValueError):
 
 
 class RanksError(ModelError):
-    """Pipeline stages or context ranks with which vLLM does not start a model."""
+    """Ranks, of tensors, pipeline stages or a context, with which vLLM does not start a model."""
+
+
+class BlockError(ModelError):
+    """A size of blocks with which vLLM does not start a model."""
 
 
 def find(model: str, revision: str = "main") -> Path:
@@ -220,6 +224,6 @@ class Config:
             raise self.error(f"dtype: expected {', '.join(TYPE_BYTES)}, found {found!r}")
         return "bfloat16" if found == "float32" else found
 
-    def error(self, found: str) -> ModelError:
+    def error(self, found: str, kind: type[ModelError] = ModelError) -> ModelError:
         """An error whose text begins with the file and the family."""
-        return ModelError(f"{self.file} ({self.name}): {found}")
+        return kind(f"{self.file} ({self.name}): {found}")

@@ -197,8 +197,9 @@ def layers_of(config: Config, choices: Choices) -> list[Layer]:
     Layers that keep nothing, or share another layer's pages, are left out.
 
     Raises:
-        ModelError: an unknown family, a configuration that lacks a value, or heads that cannot be
-            divided among the ranks (``config/model.py: verify_with_parallel_config``).
+        RanksError: heads that cannot be divided among the ranks
+            (``config/model.py: verify_with_parallel_config``).
+        ModelError: an unknown family, or a configuration that lacks a value.
     """
     return [layer for kept in _per_layer(config, choices) for layer in kept]
 
@@ -212,9 +213,10 @@ def stages_of(config: Config, choices: Choices) -> list[int]:
         ModelError: as :func:`layers_of` does.
     """
     if choices.stages > 1 and _class_of(config) in NO_STAGES:
-        raise RanksError(
-            f"{config.file} ({config.name}): --pipeline-parallel-size: expected 1, found "
-            f"{choices.stages}: vLLM runs this family without pipeline stages only"
+        raise config.error(
+            f"--pipeline-parallel-size: expected 1, found {choices.stages}: vLLM runs this family "
+            "without pipeline stages only",
+            RanksError,
         )
     kept = [len(each) for each in _per_layer(config, choices)]
     found, first = [], 0

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from hybrid_pages.models.config import ModelError
+from hybrid_pages.models.config import RanksError
 
 Export = Literal["always", "flashinfer", "flashkda", "never"]
 """Which of vLLM's kernels for a kind of layer export states from inside a step: all of them,
@@ -75,10 +75,10 @@ def divided(what: str, number: int, ranks: int) -> int:
     what: its name, for the error.
 
     Raises:
-        ModelError: the number cannot be divided among the ranks.
+        RanksError: the number cannot be divided among the ranks.
     """
     if number % ranks:
-        raise ModelError(
+        raise RanksError(
             f"--tp: expected a divisor of {what}, which is {number}, found {ranks}: vLLM starts "
             "with none other"
         )
