@@ -22,6 +22,7 @@ from hybrid_pages import (
     DiskTree,
     ForeignError,
     InvalidArgumentError,
+    Remote,
     checksum,
 )
 from hybrid_pages._core import DISK_LATENCY_LIMITS_US
@@ -195,6 +196,20 @@ def test_settings_that_make_no_sense_are_rejected(tmp_path, error, settings):
     given = {"path": tmp_path / "disk", "quota_bytes": 1 << 20} | settings
     with pytest.raises(error):
         Disk(hybrid(), slot_bytes=SLOT_BYTES, **given)
+
+
+def test_a_cache_takes_no_tier_of_another_geometry(tmp_path):
+    tiers = {
+        "disk": Disk(hybrid(), slot_bytes=SLOT_BYTES, path=tmp_path / "disk", quota_bytes=1 << 20),
+        "remote": Remote(hybrid(), slot_bytes=SLOT_BYTES, url=(tmp_path / "remote").as_uri()),
+    }
+    other = hybrid(block_tokens=32)
+    for name, tier in tiers.items():
+        with pytest.raises(ForeignError, match="block_tokens expected 32, found 16") as caught:
+            Cache(other, slot_bytes=SLOT_BYTES, slots=SLOTS, **{name: tier})
+        for geometry in (other, hybrid()):
+            assert geometry.fingerprint.hex() in str(caught.value)
+    Cache(hybrid(), slot_bytes=SLOT_BYTES, slots=SLOTS, **tiers)
 
 
 def test_an_identity_has_32_bytes(tmp_path):

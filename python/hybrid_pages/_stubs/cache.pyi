@@ -290,7 +290,7 @@ class Cache:
         geometry and slot size and used by no other cache; the disk comes first.
 
         Raises BudgetError, naming what is needed, if the slots, or a tenant's share of them, cannot
-        hold one entry of each class.
+        hold one entry of each class; ForeignError if a tier was made for another geometry.
         """
 
     def namespace(self, identity: bytes, tenant: bytes = b"") -> int:

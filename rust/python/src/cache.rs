@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use hybrid_pages::cache::{Admission, Arrival, Cache, CacheConfig, Medium, TierStats};
 use hybrid_pages::error::Error;
+use hybrid_pages::geometry::Geometry;
 use hybrid_pages::prefix::{Hit, Missing};
 use hybrid_pages::tier::Below;
 use hybrid_pages_vllm::room::{RoomRequest, StateSource, make_room};
@@ -35,11 +36,11 @@ pub enum AnyRemote<'py> {
 }
 
 impl AnyRemote<'_> {
-    fn take(&self, slot_bytes: usize) -> PyResult<Box<dyn Below>> {
+    fn take(&self, geometry: &Geometry, slot_bytes: usize) -> PyResult<Box<dyn Below>> {
         match self {
             #[cfg(feature = "remote")]
-            Self::Objects(remote) => remote.get().inner.take(slot_bytes),
-            Self::Mooncake(remote) => remote.get().inner.take(slot_bytes),
+            Self::Objects(remote) => remote.get().inner.take(geometry, slot_bytes),
+            Self::Mooncake(remote) => remote.get().inner.take(geometry, slot_bytes),
         }
     }
 }
@@ -164,8 +165,12 @@ impl PyCache {
             policy: policy.to_owned(),
             tenant_slots: Some((slots.0 as f64 * tenant_share) as usize),
         };
-        let disk = disk.map(|disk| disk.inner.take(slot_bytes.0)).transpose()?;
-        let remote = remote.map(|remote| remote.take(slot_bytes.0)).transpose()?;
+        let disk = disk
+            .map(|disk| disk.inner.take(geometry, slot_bytes.0))
+            .transpose()?;
+        let remote = remote
+            .map(|remote| remote.take(geometry, slot_bytes.0))
+            .transpose()?;
         let below = disk.into_iter().chain(remote).collect();
         let inner = Cache::with_tiers(&config, below).map_err(to_py)?;
         let tokens = u32::try_from(geometry.block_tokens()).unwrap_or(u32::MAX);

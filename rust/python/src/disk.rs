@@ -57,7 +57,7 @@ impl PyDisk {
             .map_err(to_py)?;
         Ok(Self {
             handle: disk.handle(),
-            inner: Untaken::new("disk", slot_bytes.0, disk),
+            inner: Untaken::new("disk", geometry, slot_bytes.0, disk),
         })
     }
 

@@ -56,7 +56,7 @@ impl PyMooncake {
             .map_err(to_py)?;
         Ok(Self {
             handle: mooncake.handle(),
-            inner: Untaken::new("remote", slot_bytes.0, mooncake),
+            inner: Untaken::new("remote", geometry, slot_bytes.0, mooncake),
             master,
         })
     }

@@ -55,7 +55,7 @@ impl PyRemote {
         let remote = Remote::open(options, geometry, slot_bytes.0, policy).map_err(to_py)?;
         Ok(Self {
             handle: remote.handle(),
-            inner: Untaken::new("remote", slot_bytes.0, remote),
+            inner: Untaken::new("remote", geometry, slot_bytes.0, remote),
             place: shown,
         })
     }

@@ -1,6 +1,6 @@
 //! The parts that the Python classes of all tiers below a cache share.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hybrid_pages::cache::CacheConfig;
@@ -19,24 +19,37 @@ use crate::geometry::class_configs;
 /// A tier that no cache has taken yet.
 pub struct Untaken<T> {
     argument: &'static str,
+    geometry: Arc<Geometry>,
     slot_bytes: usize,
     tier: Mutex<Option<T>>,
 }
 
 impl<T: Below + 'static> Untaken<T> {
     /// Wraps a tier. Errors name `argument`, the argument of the cache that takes it.
-    pub const fn new(argument: &'static str, slot_bytes: usize, tier: T) -> Self {
-        let tier = Mutex::new(Some(tier));
+    pub fn new(
+        argument: &'static str,
+        geometry: &Arc<Geometry>,
+        slot_bytes: usize,
+        tier: T,
+    ) -> Self {
         Self {
             argument,
+            geometry: Arc::clone(geometry),
             slot_bytes,
-            tier,
+            tier: Mutex::new(Some(tier)),
         }
     }
 
     /// Hands the tier to a cache. Only one cache may have it.
-    pub fn take(&self, slot_bytes: usize) -> PyResult<Box<dyn Below>> {
+    pub fn take(&self, geometry: &Geometry, slot_bytes: usize) -> PyResult<Box<dyn Below>> {
         let argument = self.argument;
+        if let Some(difference) = geometry.difference(&self.geometry) {
+            return Err(to_py(Error::Foreign(format!(
+                "{argument}: expected one for the cache's geometry {}, found one for {}: {difference}",
+                geometry.fingerprint(),
+                self.geometry.fingerprint()
+            ))));
+        }
         if slot_bytes != self.slot_bytes {
             return Err(to_py(Error::InvalidArgument(format!(
                 "{argument}: expected slots of {slot_bytes} bytes as in the cache, found {}",
