@@ -9,7 +9,7 @@ import pytest
 
 import toy
 from hybrid_pages import HybridPagesError, TransferError
-from hybrid_pages._core import POLICIES
+from hybrid_pages._core import POLICIES, InvalidArgumentError
 from hybrid_pages.adapter.admission import last_boundary
 from hybrid_pages.adapter.arrays import dtype_name
 from hybrid_pages.adapter.disk import DiskShare
@@ -295,6 +295,8 @@ def test_keys_are_those_of_whole_blocks_whatever_holds_the_ids():
     assert Prefix([0, *PROMPT[1:]], BLOCK).keys[-1] != listed.keys[-1]
     # Stored entries outlive a release: the keys of these ids never change.
     assert Prefix(range(4), 4).keys[0].hex()[:16] == "df5c58d8b7c13806"
+    with pytest.raises(InvalidArgumentError, match="token_ids: expected integers of 64 bits"):
+        Prefix([2**63] * BLOCK, BLOCK)
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 0), (4, 0), (5, 1), (8, 1), (9, 2)])

@@ -190,6 +190,8 @@ def test_a_directory_of_somebody_else_is_left_alone(tmp_path):
         (InvalidArgumentError, {"policy": "best"}),
         (DiskError, {"path": "/proc/no/such/place"}),
         (TypeError, {"lane": "0"}),
+        (InvalidArgumentError, {"lane": -1}),
+        (InvalidArgumentError, {"lane": 1 << 32}),
     ],
 )
 def test_settings_that_make_no_sense_are_rejected(tmp_path, error, settings):
@@ -210,6 +212,13 @@ def test_a_cache_takes_no_tier_of_another_geometry(tmp_path):
         for geometry in (other, hybrid()):
             assert geometry.fingerprint.hex() in str(caught.value)
     Cache(hybrid(), slot_bytes=SLOT_BYTES, slots=SLOTS, **tiers)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("inf"), float("nan")])
+def test_an_impossible_time_to_wait_says_which_are_possible(tmp_path, seconds):
+    disk = Disk(hybrid(), slot_bytes=SLOT_BYTES, path=tmp_path / "disk", quota_bytes=1 << 20)
+    with pytest.raises(InvalidArgumentError, match="seconds: expected a number from 0 to 1e19"):
+        disk.settle(seconds)
 
 
 def test_an_identity_has_32_bytes(tmp_path):

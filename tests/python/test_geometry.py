@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from hybrid_pages import _core
-from hybrid_pages._core import Geometry, Group, Layer, Segment
+from hybrid_pages._core import Arena, Geometry, Group, Layer, Segment
 
 
 def layer(name: str, size: int = 8) -> Layer:
@@ -96,9 +96,15 @@ def test_impossible_values_are_geometry_errors(make, message: str) -> None:
         lambda: geometry().slots_per_entry(-1, 512),
         lambda: geometry().slots_per_entry(3, 512),
         lambda: geometry().slots_per_entry(0, 0),
+        lambda: Arena.create(geometry(), slot_bytes=512, slots=8, numa_node=-1),
+        lambda: Arena.create(geometry(), slot_bytes=512, slots=8, numa_node=1 << 32),
+        lambda: Segment("\ud800", "uint8", [1]),
+        lambda: Layer("\ud800", [ssm()]),
+        lambda: geometry(identity={"model": "\ud800"}),
+        lambda: geometry(identity={"\ud800": "model"}),
     ],
 )
-def test_numbers_out_of_range_are_invalid_arguments(make) -> None:
+def test_values_out_of_range_are_invalid_arguments(make) -> None:
     with pytest.raises(_core.InvalidArgumentError, match="expected"):
         make()
 

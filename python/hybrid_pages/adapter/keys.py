@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from hybrid_pages._core import Cache
+from hybrid_pages._core import Cache, InvalidArgumentError
 
 _MOST_EXTRAS = 1 << 16
 
@@ -31,13 +31,22 @@ class Prefix:
         """Adds the keys of the blocks that the whole sequence has and this one lacks."""
         size, first = self.block_tokens, len(self.keys)
         ids = token_ids[first * size : len(token_ids) // size * size]
-        raw = array("q", ids.tolist() if hasattr(ids, "tolist") else ids)
+        raw = _words(ids.tolist() if hasattr(ids, "tolist") else ids)
         if sys.byteorder == "big":
             raw.byteswap()
         for start in range(0, len(raw), size):
             before = self.keys[-1] if self.keys else b""
             block = raw[start : start + size].tobytes()
             self.keys.append(hashlib.blake2b(before + block, digest_size=32).digest())
+
+
+def _words(token_ids: Sequence[int]) -> array[int]:
+    try:
+        return array("q", token_ids)
+    except OverflowError:
+        raise InvalidArgumentError(
+            "token_ids: expected integers of 64 bits, found one that needs more"
+        ) from None
 
 
 def extra_key(before: bytes, mark: bytes, token_ids: Sequence[int] = ()) -> bytes:
@@ -50,7 +59,7 @@ def extra_key(before: bytes, mark: bytes, token_ids: Sequence[int] = ()) -> byte
         mark: the kind of extra.
         token_ids: the tokens in it, fewer than a block has.
     """
-    raw = array("q", token_ids).tobytes()
+    raw = _words(token_ids).tobytes()
     return hashlib.blake2b(before + mark + raw, digest_size=32).digest()
 
 

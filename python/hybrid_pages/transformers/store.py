@@ -333,7 +333,12 @@ def require_model(model: Any) -> None:
 
 
 def _row(token_ids: Any) -> torch.Tensor:
-    ids = torch.as_tensor(token_ids)
+    try:
+        ids = torch.as_tensor(token_ids)
+    except (ValueError, RuntimeError) as error:
+        raise InvalidArgumentError(
+            f"token_ids: expected integers [tokens] or [1, tokens], found others: {error}"
+        ) from None
     if ids.dim() == 2 and ids.shape[0] == 1:
         ids = ids[0]
     if ids.dim() != 1:

@@ -9,7 +9,7 @@ use pyo3::types::{PyBytes, PyList};
 
 use crate::error::to_py;
 use crate::geometry::PyGeometry;
-use crate::number::{Whole, slot};
+use crate::number::{Whole, slot, small};
 
 /// Slots in shared memory, a plane per rank. Nothing is left behind when the processes that map it are gone.
 #[pyclass(frozen, name = "Arena", module = "hybrid_pages._core")]
@@ -27,12 +27,12 @@ impl PyArena {
         slots: Whole,
         rank: Option<Whole>,
         huge_pages: Option<&str>,
-        numa_node: Option<u32>,
+        numa_node: Option<Whole>,
         private: bool,
     ) -> PyResult<Self> {
         let options = PlaneOptions {
             huge_pages: parse_huge_pages(huge_pages)?,
-            numa_node,
+            numa_node: numa_node.map(|node| small("numa_node", node)).transpose()?,
             private,
         };
         let (geometry, slot_bytes, slots) = (&geometry.inner, slot_bytes.0, slots.0);

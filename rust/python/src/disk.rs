@@ -9,7 +9,7 @@ use pyo3::types::{PyBytes, PyDict};
 use crate::arena::PyArena;
 use crate::error::to_py;
 use crate::geometry::PyGeometry;
-use crate::number::Whole;
+use crate::number::{Whole, small};
 use crate::tier::{Untaken, connect, counts, keys_of, policy_of, settle};
 
 /// Entries on a local disk, for one cache.
@@ -24,7 +24,7 @@ impl PyDisk {
     #[new]
     #[pyo3(
         signature = (
-            geometry, *, slot_bytes, path, quota_bytes, lane = 0, deadline_ms = Whole(2000),
+            geometry, *, slot_bytes, path, quota_bytes, lane = Whole(0), deadline_ms = Whole(2000),
             threads = Whole(4), queue_bytes = Whole(1 << 30), policy = "lru",
             encrypt_key = ""
         ),
@@ -37,7 +37,7 @@ impl PyDisk {
         slot_bytes: Whole,
         path: std::path::PathBuf,
         quota_bytes: Whole,
-        lane: u32,
+        lane: Whole,
         deadline_ms: Whole,
         threads: Whole,
         queue_bytes: Whole,
@@ -45,7 +45,7 @@ impl PyDisk {
         encrypt_key: &str,
     ) -> PyResult<Self> {
         let mut options = DiskOptions::new(path, quota_bytes.0 as u64);
-        options.lane = lane;
+        options.lane = small("lane", lane)?;
         options.deadline = Duration::from_millis(deadline_ms.0 as u64);
         options.threads = threads.0;
         options.queue_bytes = queue_bytes.0 as u64;

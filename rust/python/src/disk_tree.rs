@@ -1,14 +1,13 @@
 //! The directory of a disk tier, for tools that inspect it.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
-use hybrid_pages::error::Error;
 use hybrid_pages_disk::{DiskTree, IdentityView, Limits};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error::to_py;
+use crate::number::{Whole, duration, small};
 use crate::tier::keys_of;
 
 /// The directory of a disk tier, to list, verify and clean up.
@@ -121,19 +120,13 @@ impl PyDiskTree {
         &self,
         py: Python<'py>,
         unused_seconds: Option<f64>,
-        lanes: Option<u32>,
+        lanes: Option<Whole>,
         dry_run: bool,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let duration = |seconds: f64| {
-            Duration::try_from_secs_f64(seconds).map_err(|_| {
-                to_py(Error::InvalidArgument(format!(
-                    "unused_seconds: expected a number from 0 on, found {seconds}"
-                )))
-            })
-        };
+        let unused = unused_seconds.map(|seconds| duration("unused_seconds", seconds));
         let limits = Limits {
-            unused: unused_seconds.map(duration).transpose()?,
-            lanes,
+            unused: unused.transpose()?,
+            lanes: lanes.map(|lanes| small("lanes", lanes)).transpose()?,
             dry: dry_run,
         };
         let done = py.detach(|| self.inner.collect(&limits));

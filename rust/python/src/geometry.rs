@@ -6,6 +6,7 @@ use std::sync::Arc;
 use hybrid_pages::cache::ClassConfig;
 use hybrid_pages::error::Error;
 use hybrid_pages::geometry::{self, Dtype, Geometry, Group, Layer, PageClass, Segment};
+use pyo3::exceptions::PyUnicodeEncodeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyMapping, PyString, PyTuple};
 
@@ -24,6 +25,21 @@ pub fn class_configs(geometry: &Geometry, slot_bytes: usize) -> Result<Vec<Class
     geometry.classes().iter().map(class).collect()
 }
 
+/// A string of Python's, which may hold halves of characters that no text has.
+fn text(object: &Bound<'_, PyAny>) -> PyResult<String> {
+    object.extract().map_err(|error: PyErr| {
+        if !error.is_instance_of::<PyUnicodeEncodeError>(object.py()) {
+            return error;
+        }
+        to_py(Error::InvalidArgument(format!(
+            "expected a text that UTF-8 can write, found {}",
+            object
+                .repr()
+                .map_or_else(|_| "another".into(), |repr| repr.to_string())
+        )))
+    })
+}
+
 /// A dense, typed piece of one layer's page or checkpoint on one rank.
 #[pyclass(frozen, eq, hash, name = "Segment", module = "hybrid_pages._core")]
 #[derive(PartialEq, Eq, Hash)]
@@ -34,7 +50,11 @@ pub struct PySegment {
 #[pymethods]
 impl PySegment {
     #[new]
-    fn new(name: String, dtype: &str, shape: Vec<Whole>) -> PyResult<Self> {
+    fn new(
+        #[pyo3(from_py_with = text)] name: String,
+        dtype: &str,
+        shape: Vec<Whole>,
+    ) -> PyResult<Self> {
         let dtype = Dtype::parse(dtype).map_err(to_py)?;
         let inner = Segment::new(name, dtype, plain(shape)).map_err(to_py)?;
         Ok(Self { inner })
@@ -77,7 +97,10 @@ pub struct PyLayer {
 #[pymethods]
 impl PyLayer {
     #[new]
-    fn new(name: String, segments: Vec<Bound<'_, PySegment>>) -> PyResult<Self> {
+    fn new(
+        #[pyo3(from_py_with = text)] name: String,
+        segments: Vec<Bound<'_, PySegment>>,
+    ) -> PyResult<Self> {
         let segments = segments
             .iter()
             .map(|segment| segment.get().inner.clone())
@@ -268,7 +291,10 @@ impl PyGeometry {
         let identity: BTreeMap<String, String> = identity
             .items()?
             .iter()
-            .map(|item| item.extract())
+            .map(|item| {
+                let (key, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
+                Ok((text(&key)?, text(&value)?))
+            })
             .collect::<PyResult<_>>()?;
         let inner = Geometry::new(block_tokens.0, groups, ranks, identity).map_err(to_py)?;
         Ok(Self {

@@ -1,4 +1,6 @@
-//! Integers from Python: a wrong type raises a `TypeError`, a number out of range a typed error.
+//! Numbers from Python: a wrong type raises a `TypeError`, a number out of range a typed error.
+
+use std::time::Duration;
 
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::{NamespaceId, SlotId};
@@ -41,14 +43,28 @@ pub fn plain(numbers: Vec<Whole>) -> Vec<usize> {
     numbers.into_iter().map(|Whole(number)| number).collect()
 }
 
-/// The slot with this number. Whether it exists is for the arena to check.
-pub fn slot(Whole(number): Whole) -> PyResult<SlotId> {
-    u32::try_from(number).map(SlotId).map_err(|_| {
+/// A number of 32 bits. Errors name `argument`.
+pub fn small(argument: &str, Whole(number): Whole) -> PyResult<u32> {
+    u32::try_from(number).map_err(|_| {
         let most = u32::MAX;
         to_py(Error::InvalidArgument(format!(
-            "slot: expected at most {most}, found {number}"
+            "{argument}: expected at most {most}, found {number}"
         )))
     })
+}
+
+/// A time in seconds. Errors name `argument`.
+pub fn duration(argument: &str, seconds: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(seconds).map_err(|_| {
+        to_py(Error::InvalidArgument(format!(
+            "{argument}: expected a number from 0 to 1e19, found {seconds}"
+        )))
+    })
+}
+
+/// The slot with this number. Whether it exists is for the arena to check.
+pub fn slot(number: Whole) -> PyResult<SlotId> {
+    small("slot", number).map(SlotId)
 }
 
 /// The namespace with this number. Whether it exists is for the cache to check.

@@ -15,6 +15,7 @@ use pyo3::types::{PyBytes, PyDict};
 
 use crate::error::to_py;
 use crate::geometry::class_configs;
+use crate::number::duration;
 
 /// A tier that no cache has taken yet.
 pub struct Untaken<T> {
@@ -121,11 +122,7 @@ pub fn settle(
     seconds: f64,
     settle: impl Send + FnOnce(Duration) -> bool,
 ) -> PyResult<bool> {
-    let limit = Duration::try_from_secs_f64(seconds).map_err(|_| {
-        to_py(Error::InvalidArgument(format!(
-            "seconds: expected a number from 0 on, found {seconds}"
-        )))
-    })?;
+    let limit = duration("seconds", seconds)?;
     Ok(py.detach(|| settle(limit)))
 }
 
