@@ -279,6 +279,36 @@ def test_a_directory_of_others_is_found(capsys, model, tmp_path):
     assert names(examined(capsys, *words[:-2])) == ["foreign-store"]
 
 
+def test_a_quota_that_the_file_system_cannot_hold_may_be_lowered(capsys, model, tmp_path):
+    words = ["vllm", "serve", model, "--kv-transfer-config"]
+    words.append(ours(disk_path=str(tmp_path / "disk"), disk_gb=1 << 28))
+    (finding,) = examined(capsys, *words)["findings"]
+    assert finding["name"] == "disk"
+    assert finding["fix"] == "lower disk_gb, or name another disk_path"
+
+
+@pytest.mark.parametrize("setting", ["remote_url", "trace_dir"])
+def test_a_directory_that_cannot_be_made_is_found_and_none_is_made(
+    capsys, model, tmp_path, setting
+):
+    (tmp_path / "file").write_text("mine")
+    for place, expected in (("file", True), ("file/below", True), ("new", False), ("", False)):
+        path = tmp_path / place
+        value = path.as_uri() if setting == "remote_url" else str(path)
+        words = ["vllm", "serve", model, "--kv-transfer-config", ours(**{setting: value})]
+        found = examined(capsys, *words)["findings"]
+        assert [it["name"] for it in found] == [setting.partition("_")[0]] * expected, place
+        assert all(setting in it["found"] and setting in it["fix"] for it in found)
+    assert [it.name for it in sorted(tmp_path.iterdir())] == ["file", "model"]
+
+
+def test_a_remote_directory_is_made_in_one_that_is_there(capsys, model, tmp_path):
+    url = (tmp_path / "a" / "b").as_uri()
+    words = ["vllm", "serve", model, "--kv-transfer-config", ours(remote_url=url)]
+    (finding,) = examined(capsys, *words)["findings"]
+    assert str(tmp_path / "a") in finding["found"] and "make it first" in finding["found"]
+
+
 def test_a_key_that_cannot_be_read_is_found(capsys, model, tmp_path):
     key = tmp_path / "key"
     words = ["vllm", "serve", model, "--kv-transfer-config"]

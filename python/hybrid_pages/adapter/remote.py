@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -154,13 +155,35 @@ def require_place(remote_url: str, *, writes: bool = True) -> str:
             )
         return remote_url
     place = Remote.check(remote_url)
-    if parts.scheme == "file":
-        path = Path(url2pathname(urlsplit(place).path))
-        try:
-            require_permission("remote_url", path, writes=writes)
-        except OSError as error:
-            raise SettingsError(
-                "remote_url: expected a directory that this process can look at, found "
-                f"{str(path)!r}: {error}: name another path"
-            ) from None
+    require_directory(place, writes=writes)
     return place
+
+
+def require_directory(remote_url: str, *, writes: bool = True) -> None:
+    """Rejects a directory that is not there and can't be made, or lacks the permissions needed.
+
+    Creates nothing. Other stores are not looked at.
+
+    writes: whether permission to write is needed, besides that to read.
+
+    Raises:
+        SettingsError: names the path, what is wrong and what to do.
+    """
+    parts = urlsplit(remote_url)
+    if parts.scheme != "file":
+        return
+    path = Path(url2pathname(parts.path))
+    place = path if os.path.lexists(path) else path.parent
+    if not place.is_dir():
+        raise SettingsError(
+            "remote_url: expected a directory, or one in which it can be made, found "
+            f"{'a file at' if place == path else 'none at'} {str(place)!r}: make it first, or name "
+            "another path"
+        )
+    try:
+        require_permission("remote_url", place, writes=writes or place != path)
+    except OSError as error:
+        raise SettingsError(
+            "remote_url: expected a directory that this process can look at, found "
+            f"{str(path)!r}: {error}: name another path"
+        ) from None

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hybrid_pages import DiskTree, ForeignError, HybridPagesError
+from hybrid_pages import BudgetError, DiskTree, ForeignError, HybridPagesError
 from hybrid_pages.adapter.disk import require_directory
 from hybrid_pages.adapter.encryption import exposed_keys, read_keys, shown
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.adapter.memory import GIB, require_huge_pages, require_memory
 from hybrid_pages.adapter.pool import budget_of
+from hybrid_pages.adapter.remote import require_directory as require_remote_directory
 from hybrid_pages.checks.rules import findings
 from hybrid_pages.checks.situation import Finding, Situation
 from hybrid_pages.checks.steps import least_batched_tokens
@@ -24,6 +25,7 @@ from hybrid_pages.models.families import layers_of, stages_of
 from hybrid_pages.models.stages import PARTITION
 from hybrid_pages.vllm.config.settings import Settings
 from hybrid_pages.vllm.config.speculation import MOST_DRAFTS, WITH_LAYERS, WITHOUT_LAYERS
+from hybrid_pages.vllm.config.support import require_trace_dir
 
 _REFUSED = {
     "prefill-context-parallel-size": "1",
@@ -95,7 +97,7 @@ def examine(command: Command, vllm: str | None) -> tuple[list[Finding], list[str
         if settings is not None:
             workers = _ranks(command) * (command.number("pipeline-parallel-size") or 1)
             found += _machine(settings, workers, cores, nodes)
-            found += _below(settings, nodes)
+            found += _below(settings, nodes, writes=ours.get("kv_role") != "kv_consumer")
             found += _disk(settings)
     situation = _situation(command, planned, settings)
     found += findings(situation)
@@ -314,7 +316,7 @@ def _read(path: str) -> str:
         return ""
 
 
-def _below(settings: Settings, nodes: int) -> Iterator[Finding]:
+def _below(settings: Settings, nodes: int, *, writes: bool) -> Iterator[Finding]:
     if nodes > 1 and settings.lasting:
         yield Finding(
             "nodes",
@@ -322,6 +324,14 @@ def _below(settings: Settings, nodes: int) -> Iterator[Finding]:
             f"{settings.lasting} is not supported on {nodes} nodes",
             f"drop {settings.lasting}, or run one engine on each node",
         )
+    try:
+        require_remote_directory(settings.remote_url, writes=writes)
+    except SettingsError as error:
+        yield Finding("remote", "start", str(error), "correct remote_url, or its directory")
+    try:
+        require_trace_dir(settings.trace_dir)
+    except SettingsError as error:
+        yield Finding("trace", "start", str(error), "correct trace_dir, or leave it out")
     try:
         read_keys(settings.encrypt_key)
     except SettingsError as error:
@@ -343,6 +353,9 @@ def _disk(settings: Settings) -> Iterator[Finding]:
         yield Finding(
             "foreign-store", "start", str(error), "name a directory of these engines' own"
         )
+        return
+    except BudgetError as error:
+        yield Finding("disk", "start", str(error), "lower disk_gb, or name another disk_path")
         return
     except (HybridPagesError, OSError) as error:
         yield Finding("disk", "start", str(error), "name another disk_path")
