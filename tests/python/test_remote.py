@@ -445,6 +445,7 @@ def test_a_directory_is_shared(tmp_path):
         ("s3://name:hidden@bucket", "credentials go into the environment"),
         ("s3://bucket?token=hidden", "settings go into the environment"),
         ("file://host/x", "file:///"),
+        ("file:///", "name a directory below it"),
         ("s3://bucket//x", "'//' in the prefix"),
     ],
 )

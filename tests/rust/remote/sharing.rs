@@ -489,6 +489,8 @@ fn urls_that_name_no_store_are_refused_and_secrets_are_not_repeated() {
         "https://bucket/x",
         "file://host/dir",
         "file:relative",
+        "file:///",
+        "file:///tmp/..//",
         "s3://bucket:9000/x",
         "s3://name:geheim@bucket/x",
         "s3://bucket/x?secret=geheim",

@@ -76,6 +76,9 @@ impl RemotePlace {
             if !text.starts_with("file:///") {
                 return invalid("no whole path: write file:/// and all of it");
             }
+            if url.path().trim_matches('/').is_empty() {
+                return invalid("the root of the file system: name a directory below it");
+            }
             return Self::of_directory(&url);
         }
         if host.is_empty() {
