@@ -507,13 +507,19 @@ def test_a_quoted_text_of_an_option_is_no_command():
         (["vllm", "serve", "m", "--kv-transfer-config"], "expected a JSON object, found nothing"),
         (["vllm", "chat"], "found 'vllm' without `serve`"),
         (["docker", "run", "vllm/vllm-openai", "--model", "m"], "found 'docker' without `serve`"),
+        (["ollama", "serve", "m"], "found 'ollama', which does not start vLLM's server"),
+        (["TOKEN=geheim", "env", "ollama", "serve"], "expected a command such as `vllm serve"),
+        (["TOKEN=geheim", "ollama", "serve", "m"], "found 'ollama', which"),
+        (["python", "-m", "http.server", "--bind", "::"], "found 'python', which"),
+        (["no-such-program", "launch_server", "--model", "m"], "found 'no-such-program', which"),
+        (["ls", "-l"], "found 'ls', which"),
     ],
 )
 def test_a_command_line_that_is_none_is_an_error(capsys, words, reason):
     assert cli.main(["doctor", "--", *words]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert reason in printed.err
+    assert reason in printed.err and "geheim" not in printed.err
 
 
 @pytest.mark.parametrize("words", [[], ["--url", "x", "--", "vllm", "serve", "m"]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,7 +173,8 @@ def read_command(words: Sequence[str]) -> Command:
         WrongArgument: a --kv-transfer-config or a --speculative-config that is no JSON object, a
             --config file that can't be read, or no command at all.
     """
-    head, rest = _parted(_unquoted(words))
+    words = _unquoted(words)
+    head, rest = _parted(words)
     environment = dict(
         (name, value) for name, equals, value in (word.partition("=") for word in head) if equals
     )
@@ -183,6 +185,11 @@ def read_command(words: Sequence[str]) -> Command:
             f"expected a command such as `vllm serve MODEL ...`, found {rest[0]!r} without "
             "`serve`: for an image that starts the server by itself, say `vllm serve` instead of "
             "everything up to the image's name"
+        )
+    if other := _another_program(words, rest):
+        raise WrongArgument(
+            f"expected a command such as `vllm serve MODEL ...`, found {other!r}, which does not "
+            "start vLLM's server: say `vllm serve` in its place"
         )
     options = dict[str, str | bool]()
     nested: dict[str, dict[str, Any]] = {}
@@ -211,6 +218,23 @@ def _unquoted(words: Sequence[str]) -> list[str]:
         if len(inside) > 1 and ("serve" in inside or "-m" in inside):
             return [*words[:at], *inside]
     return list(words)
+
+
+def _another_program(words: Sequence[str], rest: Sequence[str]) -> str | None:
+    """What a command starts in the place of vLLM's server; None if nothing else, as far as its
+    words tell.
+
+    rest: the server's arguments. An image of a container may have any name.
+    """
+    starts = [word for word in words[: len(words) - len(rest)] if not _is_variable(word)]
+    before = [word for word in starts if word not in ("env", "serve")]
+    if any("vllm" in word.lower() or Path(word).name in _NO_SERVER for word in before):
+        return None
+    if before or "serve" in starts:
+        return before[0] if before else None
+    # The arguments alone begin with the model, or an option: not with a program, or two words.
+    two = len(rest) > 1 and not any(word.startswith("-") for word in rest[:2])
+    return rest[0] if two or shutil.which(rest[0]) else None
 
 
 def _parted(words: list[str]) -> tuple[list[str], list[str]]:
