@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,15 @@ def test_a_model_is_found_as_a_folder_a_file_or_a_name(tmp_path: Path, monkeypat
     ):
         with pytest.raises(ModelError, match=reason):
             find(name)
+
+
+def test_a_model_may_come_through_a_pipe():
+    reading, writing = os.pipe()
+    with open(writing, "w") as pipe:
+        json.dump(QWEN35_08B, pipe)
+    with open(reading):
+        path = find(f"/dev/fd/{reading}")
+        assert Config.read(path).architecture == QWEN35_08B["architectures"][0]
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def find(model: str, revision: str = "main") -> Path:
         ModelError: there is no such file.
     """
     path = Path(model)
-    if path.is_file():
+    if path.exists() and not path.is_dir():  # a file, or a pipe
         return path
     if path.is_dir():
         if (path / "config.json").is_file():
