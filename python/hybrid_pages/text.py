@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
@@ -16,6 +18,16 @@ def size(nbytes: float, form: str = ".1f") -> str:
         if nbytes >= scale:
             return f"{nbytes / scale:{form}} {unit}"
     return f"{nbytes:.0f} B"
+
+
+def finite(value: Any) -> Any:
+    """What JSON can hold of a value: None for a number, also inside it, that is infinite or none
+    at all."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    return value
 
 
 def count(number: int, one: str, many: str = "") -> str:

@@ -168,6 +168,19 @@ def test_once_shows_everything_since_the_start(capsys, server):
     assert found["since"] == "start"
 
 
+def test_numbers_that_json_cannot_hold_are_null(capsys, server):
+    lines = "".join(
+        f'vllm:hybrid_pages_{name}{{engine="9"}} +Inf\n'
+        for name in ("lookup_tokens_total", "missing_state_tokens_total", "free_bytes")
+    )
+    assert cli.main(["top", "--once", "--json", "--url", server(GOOD + lines)]) == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found["prompt_tokens"] is None  # infinite
+    assert found["missing_state_share"] is None  # no number
+    assert found["host"]["free_bytes"] is None
+    assert found["hit_rates"]["host"] == 0
+
+
 def test_nothing_is_lost_on_a_narrow_or_low_terminal():
     text = GOOD.replace("100000", "123456789012").replace("5.0e4", "61728394506")
     found = figures(parse(text + REMOTE), None, 0)

@@ -13,6 +13,7 @@ from rich.live import Live
 
 from hybrid_pages.interrupts import ENDING, interruptible
 from hybrid_pages.scrape import Samples, ScrapeError, base_of, scrape
+from hybrid_pages.text import finite
 from hybrid_pages.top.figures import figures
 from hybrid_pages.top.view import view
 
@@ -45,7 +46,7 @@ def run(args: SimpleNamespace) -> int:
 def _once(args: SimpleNamespace, samples: Samples) -> None:
     totals = figures(samples, None, 0)
     if args.json:
-        print(json.dumps({"url": base_of(args.url), **totals}))
+        print(_line(args, totals))
         return
     console = Console(highlight=False)
     console.print(view(base_of(args.url), totals, totals, _note(samples)))
@@ -63,11 +64,14 @@ def _lines(args: SimpleNamespace, before: Samples) -> None:
         try:
             now, at = scrape(args.url), time.monotonic()
         except ScrapeError as error:
-            print(json.dumps({"url": base_of(args.url), "error": str(error)}), flush=True)
+            print(_line(args, {"error": str(error)}), flush=True)
             continue
-        shown = {"url": base_of(args.url), **figures(now, before, at - began)}
-        print(json.dumps(shown), flush=True)
+        print(_line(args, figures(now, before, at - began)), flush=True)
         before, began = now, at
+
+
+def _line(args: SimpleNamespace, shown: dict[str, Any]) -> str:
+    return json.dumps({"url": base_of(args.url), **finite(shown)}, allow_nan=False)
 
 
 def _live(args: SimpleNamespace, before: Samples) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hybrid_pages.text import finite
 from hybrid_pages.verify.answers import Difference
 from hybrid_pages.verify.runs import LOCAL, Runs
 from hybrid_pages.verify.verdict import DIFFERS, EQUAL, NOTHING, VerdictRow, VerifyVerdict, scores
@@ -35,9 +35,9 @@ def report(runs: Runs, verdict: VerifyVerdict, about: Mapping[str, Any]) -> dict
         "block_tokens": runs.facts["block_tokens"],
         "tiers": list(runs.facts["tiers"]),
         "noise": {
-            "cold": _finite(noise.cold),
-            "local_hit": _finite(noise.local),
-            "cold_to_local_hit": _finite(noise.steps),
+            "cold": finite(noise.cold),
+            "local_hit": finite(noise.local),
+            "cold_to_local_hit": finite(noise.steps),
         },
         "prompts": [
             {
@@ -75,8 +75,8 @@ def _row(row: VerdictRow, prompt_tokens: int) -> dict[str, Any]:
         "restored_tokens": row.restored,
         "verdict": row.verdict,
         "compared_with": row.against,
-        "limit": _finite(row.limit),
-        "difference": _finite(row.distance),
+        "limit": finite(row.limit),
+        "difference": finite(row.distance),
         "first_difference": _difference(row.difference, prompt_tokens),
     }
 
@@ -90,8 +90,8 @@ def _difference(found: Difference | None, prompt_tokens: int) -> dict[str, Any] 
         return {
             "token": number,
             "text": text,
-            "logprob": None if own is None else _finite(own),
-            "restored_logprob": None if restored is None else _finite(restored),
+            "logprob": finite(own),
+            "restored_logprob": finite(restored),
         }
 
     return {
@@ -100,10 +100,6 @@ def _difference(found: Difference | None, prompt_tokens: int) -> dict[str, Any] 
         "own": side(found.expected),
         "restored": side(found.found),
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def as_json(found: Mapping[str, Any]) -> str:
