@@ -50,7 +50,14 @@ def _complain(args: SimpleNamespace, error: str) -> int:
 
 def _new(args: SimpleNamespace) -> tuple[dict[str, str], str]:
     text = f"{secrets.token_hex(32)}\ntenants {secrets.token_hex(32)}\n"
-    with open(os.open(args.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made:
+    try:
+        descriptor = os.open(args.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise SettingsError(
+            f"FILE: expected a path where nothing is yet, found {shown(args.path)}: name another, "
+            "for what is encrypted with a key in that file can't be read without it"
+        ) from None
+    with open(descriptor, "w") as made:
         _fill(made.fileno(), text)
     _sync_folder(Path(args.path).resolve().parent)
     key, file = encrypt_key_ids(text)

@@ -341,7 +341,7 @@ def test_a_tenant_is_destroyed_by_the_command_and_others_stay(opened, tmp_path, 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["new", "key"], "exists"),
+        (["new", "key"], "FILE: expected a path where nothing is yet, found 'key': name another"),
         (["new", "env:KEY"], "expected a file, found a variable"),
         (["new", "no/such/folder"], "No such file"),
         (["destroy", "key"], "found neither: name one tenant"),

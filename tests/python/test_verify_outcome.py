@@ -173,6 +173,10 @@ def test_no_server_and_no_place_for_a_report(served, capsys, tmp_path):
     assert "begins with http://" in capsys.readouterr().err
     assert served.run("--metrics", str(tmp_path / "no" / "verify.prom"))[0] == 2
     assert "--metrics: expected a directory" in capsys.readouterr().err
+    path = str(tmp_path / "no" / "report.json")
+    assert cli.main(["verify", "--url", served.url, "--json", path]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--json: expected a directory" in line
 
 
 # ---- time

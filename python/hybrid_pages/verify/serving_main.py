@@ -53,6 +53,8 @@ class _Outcome:
     model: str = ""
     found: dict[str, Any] | None = None
     error: str = ""
+    is_told: bool = False
+    """Whether the error says already why some of it can't be written."""
 
 
 def run(args: SimpleNamespace) -> int:
@@ -72,7 +74,8 @@ def run(args: SimpleNamespace) -> int:
     except KeyboardInterrupt:
         outcome.status, outcome.error = INTERRUPTED, "interrupted"
     except (OtherRunError, SettingsError) as error:
-        outcome.status = NOT_RUN if isinstance(error, OtherRunError) else UNTOLD
+        outcome.is_told = isinstance(error, SettingsError)
+        outcome.status = UNTOLD if outcome.is_told else NOT_RUN
         outcome.error = str(error)
     return _told(args, outcome)
 
@@ -86,7 +89,8 @@ def _told(args: SimpleNamespace, outcome: _Outcome) -> int:
         try:
             write(args, outcome)
         except OSError as error:
-            print(f"hybrid-pages verify: {error}", file=sys.stderr)
+            if not outcome.is_told:
+                print(f"hybrid-pages verify: {error}", file=sys.stderr)
             status = status or UNTOLD
     if found is not None:
         output.show_on_terminal(args, found)
