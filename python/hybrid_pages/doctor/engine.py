@@ -186,7 +186,7 @@ def _disk(samples: Samples) -> Iterator[Finding]:
         yield Finding(
             "disk-out",
             "hits",
-            "the disk hung or could not be opened, and is left alone for now",
+            "the disk hung, could not be opened or was moved, and is left alone for now",
             "look at the disk; the log says what it did not answer or refused",
         )
     if samples.all("vllm:hybrid_pages_disk_lasting") and not samples.ours("disk_lasting"):

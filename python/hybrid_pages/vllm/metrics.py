@@ -106,7 +106,7 @@ COUNTERS = {
     "disk_failures": ("reason", "Copies that failed and entries that were lost, by reason."),
     "disk_outages": (
         None,
-        "Times that the disk was left alone since it hung or could not be opened.",
+        "Times that the disk was left alone since it hung, could not be opened, or was moved.",
     ),
     "remote_entries": (
         "event",
@@ -144,7 +144,7 @@ GAUGES = {
     "disk_used_bytes": ("identity", "Bytes taken of them, by identity: this, or other."),
     "disk_left_over_entries": (None, "Entries of earlier engines that were not found again yet."),
     "disk_queue": ("event", "Copies that have not ended, by event: written or read."),
-    "disk_out": (None, "1 while the disk is left alone since it hung or could not be opened."),
+    "disk_out": (None, "1 while the disk is left alone: see disk_outages."),
     "disk_lasting": (None, "1 while what is written outlives the engine: until its first reset."),
     "remote_known_entries": (None, "Entries that the remote store is known to have."),
     "remote_known_packs": (None, "Packs that the remote store is known to have."),

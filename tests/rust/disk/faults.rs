@@ -254,6 +254,56 @@ fn a_hang_costs_the_deadline_once_and_the_disk_comes_back() {
 }
 
 #[test]
+fn a_directory_that_is_removed_while_in_use_is_an_outage() {
+    let place = tempfile::tempdir().unwrap();
+    let mut setup = Setup::small(place.path());
+    setup.options.retry = Duration::from_millis(50);
+    let engine = setup.engine();
+    engine.keep("abc");
+    engine.settle();
+    std::fs::remove_dir_all(&setup.options.path).unwrap();
+    wait("an outage", || {
+        engine.cache.poll();
+        engine.stats().out
+    });
+    let notes = engine.below.take_notes().join("\n");
+    assert!(notes.contains("removed or moved while in use"), "{notes}");
+    engine.store("xyz");
+    assert!(engine.stats().dropped > 0);
+    assert_eq!(engine.restore("xyz"), 3, "the host serves");
+    // Another directory in its place is not this disk, but one of the next engine.
+    let next = setup.engine();
+    assert_eq!(next.restore("abc"), 0);
+    next.keep("new");
+    std::thread::sleep(2 * setup.options.retry);
+    engine.cache.poll();
+    assert!(engine.stats().out);
+}
+
+#[test]
+fn a_directory_that_is_moved_away_and_back_goes_on() {
+    let place = tempfile::tempdir().unwrap();
+    let mut setup = Setup::small(place.path());
+    setup.options.retry = Duration::from_millis(50);
+    let engine = setup.engine();
+    engine.keep("abc");
+    let away = place.path().join("away");
+    std::fs::rename(&setup.options.path, &away).unwrap();
+    wait("an outage", || {
+        engine.cache.poll();
+        engine.stats().out
+    });
+    std::fs::rename(&away, &setup.options.path).unwrap();
+    wait("the end of the outage", || {
+        engine.cache.poll();
+        !engine.stats().out
+    });
+    engine.keep("xyz");
+    engine.settle();
+    assert_eq!((engine.stats().outages, engine.stats().entries), (1, 8));
+}
+
+#[test]
 fn an_outage_costs_no_entries() {
     let place = tempfile::tempdir().unwrap();
     let (mut setup, door) = with_door(place.path());

@@ -70,8 +70,12 @@ impl Keeper {
                 self.shared.bell.pause(BATCH);
             }
             self.stopping = ringing.stop;
-            self.tidy();
-            self.commit();
+            if self.shared.is_in_place() {
+                self.tidy();
+                self.commit();
+            } else {
+                self.miss();
+            }
             if ringing.stop {
                 break;
             }
@@ -83,6 +87,23 @@ impl Keeper {
                 .failed(DiskFailure::Upkeep, &format!("cannot sync: {error}"));
         }
         self.close();
+    }
+
+    /// Takes the disk out until the path leads to it again.
+    fn miss(&self) {
+        let shared = &self.shared;
+        let mut health = lock(&shared.health);
+        if health.is_out() {
+            return;
+        }
+        health.take_out();
+        drop(health);
+        shared.ledger.count_outage();
+        shared.ledger.note(&format!(
+            "expected {} where it was, found that it was removed or moved while in use: the disk is left alone, and \
+             later processes find nothing of it, until it is moved back or this process starts anew",
+            shared.place
+        ));
     }
 
     /// Removes directories that were cleared, then opens a new store if there is none.

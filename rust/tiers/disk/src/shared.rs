@@ -211,6 +211,12 @@ impl DiskShared {
         lane.ok_or_else(|| io::Error::other("expected a lane, found none yet"))
     }
 
+    /// Whether what is written now is found by the next process, as far as the path tells.
+    pub(crate) fn is_in_place(&self) -> bool {
+        let (path, number) = (&self.options.path, self.options.lane);
+        self.lane.get().is_none_or(|lane| lane.is_at(path, number))
+    }
+
     pub(crate) fn stats(&self) -> DiskStats {
         let broken = self.is_broken();
         let book = lock_first(&self.book);

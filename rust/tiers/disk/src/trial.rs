@@ -60,5 +60,5 @@ fn probe(shared: &DiskShared) -> bool {
         file.write_all(&bytes, 0)?;
         file.read_all(&mut bytes, 0)
     };
-    outcome().is_ok()
+    shared.is_in_place() && outcome().is_ok()
 }

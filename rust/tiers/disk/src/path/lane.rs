@@ -111,6 +111,18 @@ impl DiskLane {
         self.folder.as_fd()
     }
 
+    /// Whether the path still leads to this lane. It does not if a directory was removed, moved or replaced. After
+    /// other errors it is taken to do so.
+    pub(crate) fn is_at(&self, path: &Path, lane: u32) -> bool {
+        match rustix::fs::lstat(plain(path).join(lane_name(lane))) {
+            Err(Errno::NOENT | Errno::NOTDIR) => false,
+            Err(_) => true,
+            Ok(there) => {
+                rustix::fs::fstat(&self.folder).map_or(true, |here| here.st_ino == there.st_ino)
+            }
+        }
+    }
+
     /// Releases the lane for other processes.
     pub(crate) fn release(&self) -> io::Result<()> {
         match lock(&self.lock).take() {
