@@ -239,9 +239,21 @@ CONNECTOR = [
     ),
     _scheduler(
         "a reset does not wait for stores",
-        "versions.before_resets(manager, lambda: self._end_stores(wait=True))",
-        "versions.before_resets(manager, lambda: self._end_stores(wait=False))",
+        "self._end_stores(wait=True)\n        if self.connection.serving:",
+        "self._end_stores(wait=False)\n        if self.connection.serving:",
         "test_resets.py::test_an_idle_engine_in_one_process_can_be_reset",
+    ),
+    _scheduler(
+        "a reset leaves requests the blocks that were loaded",
+        "for name in self.connection.loads.unused(self._requests):",
+        "for name in ():",
+        "test_resets.py::test_a_request_that_was_loaded_and_has_not_run_is_computed_anew_after_a_reset",
+    ),
+    _scheduler(
+        "a paused engine leaves a load under way",
+        "return self.storing or (connection.connected and bool(connection.loads.in_flight))",
+        "return self.storing",
+        "test_resets.py::test_a_pause_that_keeps_requests_resets_everything_while_one_is_being_loaded",
     ),
     _scheduler(
         "a request begins with pages beyond the state that is loaded",

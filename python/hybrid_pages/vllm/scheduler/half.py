@@ -602,9 +602,8 @@ class SchedulerHalf:
         """Lets go of blocks that vLLM does not take back itself: those of stores, and of requests
         whose loads have ended but which have not run since. These are computed anew."""
         self._end_stores(wait=True)
-        for name, tracked in self._requests.items():
-            waits = tracked.loaded and tracked.run.position is None
-            if waits and name not in self.connection.loads.in_flight:
+        if self.connection.serving:
+            for name in self.connection.loads.unused(self._requests):
                 self._recompute(name)
 
     def _clear(self) -> None:

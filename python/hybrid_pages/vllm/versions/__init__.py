@@ -79,6 +79,7 @@ from hybrid_pages.vllm.versions.requests import (
     lora_layout,
     processed,
     reloads_lora,
+    runs,
     token_at,
 )
 from hybrid_pages.vllm.versions.stages import (
@@ -192,6 +193,7 @@ __all__ = [
     "reloads_lora",
     "reserves_too_little",
     "restore_block_size",
+    "runs",
     "serve_arguments",
     "stalls_before_images",
     "steps_ahead",

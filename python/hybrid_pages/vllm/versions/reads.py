@@ -113,7 +113,7 @@ READS: dict[str, str] = {
     "vllm.distributed.parallel_state.GroupCoordinator": "cpu_group",
     "vllm.multimodal.inputs.MultiModalFeatureSpec": "identifier mm_position",
     "vllm.multimodal.inputs.PlaceholderRange": "length offset",
-    "vllm.v1.request.RequestStatus": "FINISHED_ABORTED FINISHED_ERROR",
+    "vllm.v1.request.RequestStatus": "FINISHED_ABORTED FINISHED_ERROR RUNNING",
     "vllm.lora.request.LoRARequest": (
         "is_3d_lora_weight load_inplace lora_int_id lora_name lora_path"
     ),

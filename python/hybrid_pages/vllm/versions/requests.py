@@ -50,6 +50,13 @@ def fields(config: object) -> dict[str, Any]:
     return vars(config)
 
 
+def runs(request: "Request") -> bool:
+    """Whether a request is among those that vLLM schedules in each step."""
+    from vllm.v1.request import RequestStatus
+
+    return bool(request.status == RequestStatus.RUNNING)
+
+
 def failed(request: "Request") -> bool:
     """Whether an ended request ended in an error, such as a load of another connector."""
     from vllm.v1.request import RequestStatus

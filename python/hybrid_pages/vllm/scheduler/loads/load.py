@@ -8,7 +8,7 @@ a failure vLLM computes the request, and its entries are dropped.
 import math
 import operator
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -288,6 +288,15 @@ class Loads:
             load.end_restore()
             job = LoadJob(name, [], rejected=str(error))
         self._planned.append(job)
+
+    def unused(self, requests: Mapping[str, Tracked]) -> list[str]:
+        """The requests whose loads have ended and which have not run since, by name."""
+        return [
+            name
+            for name, tracked in requests.items()
+            if tracked.loaded and tracked.run.position is None
+            if name not in self.in_flight and not versions.runs(tracked.request)
+        ]
 
     def sources(self, tracked: Tracked, n: int) -> dict[str, int]:
         """The ``n`` tokens of a load that was just planned, by the tiers that made them a hit."""
