@@ -118,7 +118,7 @@ def test_attention_alone_needs_no_hybrid_manager() -> None:
 EXPERTS = {"aux_output_config__enabled": True}
 WHOLE_IMAGES = {
     "scheduler_config__disable_chunked_mm_input": True,
-    "model_config__multimodal_config": object(),
+    "model_config__multimodal_config": SimpleNamespace(language_model_only=False),
 }
 
 
@@ -130,6 +130,12 @@ WHOLE_IMAGES = {
         (WHOLE_IMAGES, "0.32.1", None),
         (WHOLE_IMAGES, "0.33.0", "in vllm 0.33.0 requests with images could wait for ever"),
         (WHOLE_IMAGES | {"model_config__multimodal_config": None}, "0.33.0", None),
+        (
+            WHOLE_IMAGES
+            | {"model_config__multimodal_config": SimpleNamespace(language_model_only=True)},
+            "0.33.0",
+            None,
+        ),
     ],
 )
 def test_what_one_version_cannot_do_is_refused_there_alone(

@@ -136,6 +136,46 @@ def test_a_request_that_was_loaded_and_has_not_run_is_computed_anew_after_a_rese
     engine.check_idle()
 
 
+def test_a_reset_that_vllm_refuses_leaves_what_was_loaded_alone(
+    start: StartEngine, script: Script
+) -> None:
+    engine = start(async_scheduling=False, extra=ROOM)
+    engine.generate(PROMPT)
+    assert engine.reset_prefix_cache()
+    running = engine.add(tokens(3 * N, 7), max_tokens=60)
+    engine.step()
+    script.delay = lambda kind: 3 if kind == "load" else 0
+    loaded = engine.add(PROMPT + tokens(3 * N, 1))
+    while not engine.scheduler.finished_recving_kv_req_ids:
+        engine.step()
+    assert not engine.reset_prefix_cache()
+    run_to(engine, loaded)
+    assert not running.done and loaded.restored_tokens == len(PROMPT)
+    engine.run()
+    assert counters(engine)["lookups"] == 3
+    engine.check_idle()
+
+
+def test_a_reset_after_the_cache_has_stopped_lets_go_of_what_was_loaded_alone(
+    start: StartEngine, script: Script
+) -> None:
+    engine = start(async_scheduling=False, extra=ROOM)
+    engine.generate(PROMPT)
+    assert engine.reset_prefix_cache()
+    script.delay = lambda kind: 3 if kind == "load" else 0
+    engine.add(PROMPT + tokens(3 * N, 1), max_tokens=30)
+    while not engine.scheduler.finished_recving_kv_req_ids:
+        engine.step()
+    engine.half._stop(RuntimeError("stopped"))
+    assert engine.reset_prefix_cache()
+    for _ in range(6):  # what runs keeps its blocks
+        engine.step()
+    assert engine.scheduler.running and not engine.reset_prefix_cache()
+    engine.run()
+    for result in engine.results.values():
+        result.check()
+
+
 def test_what_vllm_still_holds_from_before_a_reset_is_not_published(start: StartEngine) -> None:
     engine = start(extra=ROOM)
     engine.generate(PROMPT)

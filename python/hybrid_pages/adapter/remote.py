@@ -172,7 +172,12 @@ def require_directory(remote_url: str, *, writes: bool = True) -> None:
     parts = urlsplit(remote_url)
     if parts.scheme != "file":
         return
-    path = Path(url2pathname(parts.path))
+    path = Path(os.path.normpath(url2pathname(parts.path)))
+    if path == path.parent:
+        raise SettingsError(
+            f"remote_url: expected a directory, found the root of the file system, {remote_url!r}: "
+            "name one below it"
+        )
     place = path if os.path.lexists(path) else path.parent
     if not place.is_dir():
         raise SettingsError(

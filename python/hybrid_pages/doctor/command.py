@@ -20,7 +20,7 @@ from hybrid_pages.checks.steps import least_batched_tokens
 from hybrid_pages.doctor.serve_arguments import Command
 from hybrid_pages.models.blocks import CachePlan, plan
 from hybrid_pages.models.choices import Choices
-from hybrid_pages.models.config import BlockError, Config, ModelError, RanksError, find
+from hybrid_pages.models.config import Config, ModelError, RanksError, find
 from hybrid_pages.models.families import layers_of, stages_of
 from hybrid_pages.models.stages import PARTITION
 from hybrid_pages.vllm.config.settings import Settings
@@ -115,6 +115,14 @@ def _refused(command: Command) -> Iterator[Finding]:
     for name in _REFUSED_SWITCHES:
         if command.is_on(name):
             yield Finding(name, "start", f"--{name} is not supported", f"drop --{name}")
+    if command.is_on("enable-return-routed-experts"):
+        yield Finding(
+            "routed-experts",
+            "hits",
+            "--enable-return-routed-experts: with vLLM 0.32 the engine does not start, later ones "
+            "turn many loads down",
+            "drop it where experts are not needed, or take vLLM 0.33 and a larger pool",
+        )
     if (command.number("ubatch-size", 0, least=0) or 0) > 1:
         yield Finding(
             "ubatch-size", "start", "microbatches are not supported", "drop --ubatch-size"
@@ -275,8 +283,6 @@ def _planned(command: Command, found: list[Finding], skipped: list[str]) -> Cach
         )
     except RanksError as error:
         found.append(Finding("ranks", "start", str(error), "use another number of ranks"))
-    except BlockError as error:
-        found.append(Finding("block-size", "start", str(error), "use one, or drop --block-size"))
     except ModelError as error:
         skipped.append(f"the size of a block: {error}")
     except KeyError as error:

@@ -186,7 +186,7 @@ def read_command(words: Sequence[str]) -> Command:
             "`serve`: for an image that starts the server by itself, say `vllm serve` instead of "
             "everything up to the image's name"
         )
-    if other := _another_program(words, rest):
+    if other := _another_program(words):
         raise WrongArgument(
             f"expected a command such as `vllm serve MODEL ...`, found {other!r}, which does not "
             "start vLLM's server: say `vllm serve` in its place"
@@ -220,21 +220,14 @@ def _unquoted(words: Sequence[str]) -> list[str]:
     return list(words)
 
 
-def _another_program(words: Sequence[str], rest: Sequence[str]) -> str | None:
-    """What a command starts in the place of vLLM's server; None if nothing else, as far as its
-    words tell.
-
-    rest: the server's arguments. An image of a container may have any name.
-    """
-    starts = [word for word in words[: len(words) - len(rest)] if not _is_variable(word)]
-    before = [word for word in starts if word not in ("env", "serve")]
-    if any("vllm" in word.lower() or Path(word).name in _NO_SERVER for word in before):
+def _another_program(words: Sequence[str]) -> str | None:
+    """A program that is no server, as far as the command's words tell: images, scripts and modules
+    that start vLLM's may have any name."""
+    signs = ("serve", "--model", "--kv-transfer-config", "--kv_transfer_config")
+    if any("vllm" in word.lower() or word.partition("=")[0] in signs for word in words):
         return None
-    if before or "serve" in starts:
-        return before[0] if before else None
-    # The arguments alone begin with the model, or an option: not with a program, or two words.
-    two = len(rest) > 1 and not any(word.startswith("-") for word in rest[:2])
-    return rest[0] if two or shutil.which(rest[0]) else None
+    program = next(word for word in words if not _is_variable(word) and word != "env")
+    return program if shutil.which(program) and not Path(program).is_dir() else None
 
 
 def _parted(words: list[str]) -> tuple[list[str], list[str]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from hybrid_pages.models.config import BlockError, ModelError, RanksError
+from hybrid_pages.models.config import ModelError, RanksError
 from hybrid_pages.models.layers import Attention, Layer, RecurrentState
 
 DEFAULT_BLOCK = {"cuda": 16, "cpu": 128}
@@ -221,7 +221,6 @@ def plan(
 
     Raises:
         RanksError: ranks would divide the context of a sliding window.
-        BlockError: blocks that no attention kernel takes.
         ModelError: no attention layer, or blocks that vLLM cannot make.
     """
 
@@ -260,7 +259,7 @@ def _plan(
     block = block_size or DEFAULT_BLOCK[device]
     # On a CPU, vLLM itself lengthens the blocks of models with states to a multiple.
     if block % kernel and not (states and device == "cpu"):
-        raise BlockError(
+        raise ModelError(
             f"--block-size: expected a multiple of {kernel}, of which attention kernels for "
             f"{device} make blocks, found {block}"
         )

@@ -25,10 +25,6 @@ class RanksError(ModelError):
     """Ranks, of tensors, pipeline stages or a context, with which vLLM does not start a model."""
 
 
-class BlockError(ModelError):
-    """A size of blocks with which vLLM does not start a model."""
-
-
 def find(model: str, revision: str = "main") -> Path:
     """Finds the configuration file of a model on this machine.
 

@@ -262,6 +262,7 @@ fn a_directory_that_is_removed_while_in_use_is_an_outage() {
     engine.keep("abc");
     engine.settle();
     std::fs::remove_dir_all(&setup.options.path).unwrap();
+    engine.store("def");
     wait("an outage", || {
         engine.cache.poll();
         engine.stats().out
@@ -289,6 +290,7 @@ fn a_directory_that_is_moved_away_and_back_goes_on() {
     engine.keep("abc");
     let away = place.path().join("away");
     std::fs::rename(&setup.options.path, &away).unwrap();
+    engine.store("def");
     wait("an outage", || {
         engine.cache.poll();
         engine.stats().out
@@ -300,7 +302,8 @@ fn a_directory_that_is_moved_away_and_back_goes_on() {
     });
     engine.keep("xyz");
     engine.settle();
-    assert_eq!((engine.stats().outages, engine.stats().entries), (1, 8));
+    let stats = engine.stats();
+    assert!(stats.outages == 1 && stats.entries >= 8, "{stats:?}");
 }
 
 #[test]

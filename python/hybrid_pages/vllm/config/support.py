@@ -126,12 +126,10 @@ def reject(reasons: Sequence[str]) -> None:
 
 
 def _may_stall(config: "VllmConfig") -> bool:
-    whole_images = config.scheduler_config.disable_chunked_mm_input
-    return bool(
-        whole_images
-        and config.model_config.multimodal_config is not None
-        and versions.stalls_before_images()
-    )
+    media = config.model_config.multimodal_config
+    takes_images = media is not None and not media.language_model_only
+    whole = config.scheduler_config.disable_chunked_mm_input
+    return bool(takes_images and whole and versions.stalls_before_images())
 
 
 def _no_hybrid_manager(beside: Sequence[str]) -> str:

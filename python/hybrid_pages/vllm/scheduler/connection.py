@@ -352,6 +352,14 @@ class Connection:
         """The ids of a request's blocks, by group."""
         return () if self.manager is None else self.manager.get_block_ids(request_id)
 
+    def unused(self) -> Sequence[str]:
+        """The requests that were loaded and have not run since, if nobody else holds blocks."""
+        names = self.loads.unused(self.requests) if self.connected else ()
+        if not names or self.pool is None:
+            return ()
+        held = {block for name in names for ids in self.ids(name) for block in ids if block}
+        return names if versions.used_blocks(self.pool) == len(held) else ()
+
     @property
     def storing(self) -> bool:
         """Whether source blocks are pinned by copies that have not ended."""

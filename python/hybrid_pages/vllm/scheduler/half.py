@@ -599,12 +599,12 @@ class SchedulerHalf:
         self._clear()
 
     def _before_reset(self) -> None:
-        """Lets go of blocks that vLLM does not take back itself: those of stores, and of requests
-        whose loads have ended but which have not run since. These are computed anew."""
+        """Lets go of blocks that vLLM does not take back itself: those of stores, and, where nobody
+        else holds any, of requests that were loaded and have not run. These are computed anew."""
         self._end_stores(wait=True)
-        if self.connection.serving:
-            for name in self.connection.loads.unused(self._requests):
-                self._recompute(name)
+        for name in self.connection.unused():
+            self._requests[name].refused = True  # vLLM would reserve room for it twice
+            self._recompute(name)
 
     def _clear(self) -> None:
         for tracked in self._requests.values():

@@ -26,6 +26,7 @@ from hybrid_pages.vllm.versions.blocks import (
     tables_of,
     take,
     unpin,
+    used_blocks,
 )
 from hybrid_pages.vllm.versions.command import serve_arguments
 from hybrid_pages.vllm.versions.events import (
@@ -79,8 +80,8 @@ from hybrid_pages.vllm.versions.requests import (
     lora_layout,
     processed,
     reloads_lora,
-    runs,
     token_at,
+    waits,
 )
 from hybrid_pages.vllm.versions.stages import (
     of_all_stages,
@@ -193,7 +194,6 @@ __all__ = [
     "reloads_lora",
     "reserves_too_little",
     "restore_block_size",
-    "runs",
     "serve_arguments",
     "stalls_before_images",
     "steps_ahead",
@@ -201,6 +201,8 @@ __all__ = [
     "take",
     "token_at",
     "unpin",
+    "used_blocks",
+    "waits",
     "window_tokens",
     "works_with_hybrid_manager",
     "world_of",

@@ -134,6 +134,11 @@ def forget_blocks(pool: "BlockPool", blocks: set[int]) -> None:
     pool.evict_blocks(blocks)
 
 
+def used_blocks(pool: "BlockPool") -> int:
+    """How many blocks somebody holds, but for the null block, which nobody gives back."""
+    return pool.num_gpu_blocks - pool.get_num_free_blocks() - 1
+
+
 def pin(pool: "BlockPool", blocks: "list[KVCacheBlock]") -> None:
     """Keeps blocks that nobody holds from being given away; for others ``ref_cnt`` is enough."""
     pool.touch(blocks)

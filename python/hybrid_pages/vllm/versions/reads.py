@@ -46,6 +46,7 @@ READS: dict[str, str] = {
         "model model_class_overrides model_impl model_weights multimodal_config quantization "
         "quantization_config revision"
     ),
+    "vllm.config.MultiModalConfig": "language_model_only",
     "vllm.config.ParallelConfig": (
         "_api_process_count _api_process_rank "
         "data_parallel_index data_parallel_size data_parallel_size_local "
@@ -113,7 +114,9 @@ READS: dict[str, str] = {
     "vllm.distributed.parallel_state.GroupCoordinator": "cpu_group",
     "vllm.multimodal.inputs.MultiModalFeatureSpec": "identifier mm_position",
     "vllm.multimodal.inputs.PlaceholderRange": "length offset",
-    "vllm.v1.request.RequestStatus": "FINISHED_ABORTED FINISHED_ERROR RUNNING",
+    "vllm.v1.request.RequestStatus": (
+        "FINISHED_ABORTED FINISHED_ERROR PREEMPTED WAITING WAITING_FOR_REMOTE_KVS"
+    ),
     "vllm.lora.request.LoRARequest": (
         "is_3d_lora_weight load_inplace lora_int_id lora_name lora_path"
     ),

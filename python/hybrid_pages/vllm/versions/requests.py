@@ -50,11 +50,12 @@ def fields(config: object) -> dict[str, Any]:
     return vars(config)
 
 
-def runs(request: "Request") -> bool:
-    """Whether a request is among those that vLLM schedules in each step."""
+def waits(request: "Request") -> bool:
+    """Whether a request waits for its turn, or for a load."""
     from vllm.v1.request import RequestStatus
 
-    return bool(request.status == RequestStatus.RUNNING)
+    waiting = RequestStatus.WAITING, RequestStatus.WAITING_FOR_REMOTE_KVS, RequestStatus.PREEMPTED
+    return request.status in waiting
 
 
 def failed(request: "Request") -> bool:

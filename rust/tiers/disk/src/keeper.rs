@@ -70,12 +70,12 @@ impl Keeper {
                 self.shared.bell.pause(BATCH);
             }
             self.stopping = ringing.stop;
-            if self.shared.is_in_place() {
-                self.tidy();
-                self.commit();
-            } else {
+            // An idle keeper leaves the path alone, since a device that hangs would hold it.
+            if ringing.rung && !self.shared.is_in_place() {
                 self.miss();
             }
+            self.tidy();
+            self.commit();
             if ringing.stop {
                 break;
             }

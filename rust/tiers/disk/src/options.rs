@@ -39,11 +39,12 @@ pub struct DiskOptions {
 }
 
 impl DiskOptions {
-    /// The usual settings for a directory and a quota.
+    /// The usual settings for a directory, whatever the process's own is later, and a quota.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>, quota_bytes: u64) -> Self {
+        let path = path.into();
         Self {
-            path: path.into(),
+            path: std::path::absolute(&path).unwrap_or(path),
             quota_bytes,
             lane: 0,
             deadline: Duration::from_secs(2),

@@ -295,7 +295,7 @@ class Loads:
             name
             for name, tracked in requests.items()
             if tracked.loaded and tracked.run.position is None
-            if name not in self.in_flight and not versions.runs(tracked.request)
+            if name not in self.in_flight and versions.waits(tracked.request)
         ]
 
     def sources(self, tracked: Tracked, n: int) -> dict[str, int]:

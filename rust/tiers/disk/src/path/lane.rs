@@ -117,9 +117,9 @@ impl DiskLane {
         match rustix::fs::lstat(plain(path).join(lane_name(lane))) {
             Err(Errno::NOENT | Errno::NOTDIR) => false,
             Err(_) => true,
-            Ok(there) => {
-                rustix::fs::fstat(&self.folder).map_or(true, |here| here.st_ino == there.st_ino)
-            }
+            Ok(there) => rustix::fs::fstat(&self.folder).map_or(true, |here| {
+                (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+            }),
         }
     }
 
