@@ -122,7 +122,7 @@ READS: dict[str, str] = {
     ),
     "vllm.v1.core.block_pool.BlockPool": (
         "_insert_block_hash blocks cached_block_hash_to_block enable_kv_cache_events evict_blocks "
-        "free_blocks get_new_blocks get_num_free_blocks null_block touch"
+        "free_blocks get_new_blocks get_num_free_blocks null_block num_gpu_blocks touch"
     ),
     "vllm.v1.core.kv_cache_utils": (
         "generate_block_hash_extra_keys get_block_hash make_block_hash_with_group_id "
