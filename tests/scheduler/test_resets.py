@@ -38,6 +38,15 @@ def run_to(engine: Engine, result: Result) -> None:
         engine.step()
 
 
+def load_only(engine: Engine, script: Script, max_tokens: int = 4) -> Result:
+    """A request that goes on from the prompt: what it loads is there, and it has not run yet."""
+    script.delay = lambda kind: 3 if kind == "load" else 0
+    result = engine.add(PROMPT + tokens(3 * N, 1), max_tokens)
+    while not engine.scheduler.finished_recving_kv_req_ids:
+        engine.step()
+    return result
+
+
 # resets of everything
 
 
@@ -123,10 +132,7 @@ def test_a_request_that_was_loaded_and_has_not_run_is_computed_anew_after_a_rese
     engine = start(SHAPES[name], async_scheduling=False, extra=ROOM)
     engine.generate(PROMPT)
     assert engine.reset_prefix_cache()
-    script.delay = lambda kind: 3 if kind == "load" else 0
-    loaded = engine.add(PROMPT + tokens(3 * N, 1))
-    while not engine.scheduler.finished_recving_kv_req_ids:
-        engine.step()
+    loaded = load_only(engine, script)
     for _ in range(2):  # a second reset finds nothing to let go of
         assert engine.reset_prefix_cache(reset_connector=True)
     engine.run()
@@ -144,10 +150,7 @@ def test_a_reset_that_vllm_refuses_leaves_what_was_loaded_alone(
     assert engine.reset_prefix_cache()
     running = engine.add(tokens(3 * N, 7), max_tokens=60)
     engine.step()
-    script.delay = lambda kind: 3 if kind == "load" else 0
-    loaded = engine.add(PROMPT + tokens(3 * N, 1))
-    while not engine.scheduler.finished_recving_kv_req_ids:
-        engine.step()
+    loaded = load_only(engine, script)
     assert not engine.reset_prefix_cache()
     run_to(engine, loaded)
     assert not running.done and loaded.restored_tokens == len(PROMPT)
@@ -162,10 +165,7 @@ def test_a_reset_after_the_cache_has_stopped_lets_go_of_what_was_loaded_alone(
     engine = start(async_scheduling=False, extra=ROOM)
     engine.generate(PROMPT)
     assert engine.reset_prefix_cache()
-    script.delay = lambda kind: 3 if kind == "load" else 0
-    engine.add(PROMPT + tokens(3 * N, 1), max_tokens=30)
-    while not engine.scheduler.finished_recving_kv_req_ids:
-        engine.step()
+    load_only(engine, script, max_tokens=30)
     engine.half._stop(RuntimeError("stopped"))
     assert engine.reset_prefix_cache()
     for _ in range(6):  # what runs keeps its blocks
