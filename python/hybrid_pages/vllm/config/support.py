@@ -219,7 +219,7 @@ def _rejected(config: "VllmConfig", transfer: "KVTransferConfig") -> list[str]:
         (
             config.aux_output_config.enabled and not versions.keeps_experts_of_loads(),
             "enable_return_routed_experts: expected false before vllm 0.33, found true (the engine "
-            "would end at the first prompt that is restored: take vllm 0.33, or drop "
+            "can end at a prompt that is restored: take vllm 0.33, or drop "
             "--enable-return-routed-experts)",
         ),
     ]

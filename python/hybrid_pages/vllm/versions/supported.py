@@ -29,7 +29,7 @@ DIFFERENCES = {
         "the parser of `vllm serve` moved from entrypoints.launchers.cli_args to "
         "entrypoints.common.cli_args",
         "with --enable-return-routed-experts, vLLM keeps the experts of what it has evicted, for "
-        "twice its pool, and turns down loads beyond them; before, a load ends the engine",
+        "twice its pool, and turns down loads beyond them; before, a load can end the engine",
         "with --disable-chunked-mm-input, a step of a prefill is cut at a block boundary first and "
         "then before an image that it would cut; before, in the opposite order",
     ),
