@@ -382,6 +382,7 @@ def test_ids_that_no_integer_of_64_bits_holds_are_refused(model, store):
     no_restore(store, new_cache(model), [2**70], "token_ids: expected integers")
 
 
+@pytest.mark.parametrize("model", ["qwen3.5", "gemma3"], indirect=True)
 def test_a_sequence_longer_than_a_static_cache_is_refused(model, store):
     ids = tiny.tokens(PROMPT, 15)
     fill(model, store, ids)
