@@ -177,10 +177,12 @@ class Victim:
 
 
 def checks(ledger: Ledger, life: int, rng: random.Random) -> list[dict[str, Any]]:
-    """The prompts of the last life, and some older ones."""
+    """The prompts of the last life, and some older ones, each before its continuations: these bring
+    what it resumes from to the host."""
     older = [prompt for prompt in ledger.prompts.values() if prompt.life < life - 1]
     last = [prompt for prompt in ledger.prompts.values() if prompt.life == life - 1]
-    chosen = last[-12:] + rng.sample(older, min(OLDER, len(older)))
+    chosen = rng.sample(older, min(OLDER, len(older))) + last[-12:]
+    chosen.sort(key=lambda prompt: prompt.life)
     return [{"prompt": prompt.parts, "cold": prompt.cold} for prompt in chosen]
 
 
