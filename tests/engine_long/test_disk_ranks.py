@@ -27,6 +27,17 @@ def whole(lengths: Sequence[int]) -> list[int]:
     return [(length - 1) // N * N for length in lengths]
 
 
+def restored(lengths: Sequence[int]) -> list[int]:
+    """A prompt that comes again leaves a state before its last token, if that saves 16 tokens."""
+    ends = zip(lengths, whole(lengths), strict=True)
+    return [length - 1 if length - 1 - end >= 16 else end for length, end in ends]
+
+
+def said(answers: Sequence[Any]) -> list[Any]:
+    """The answers, without how much of their prompts was cached."""
+    return [rest for _, *rest in answers]
+
+
 class Runs:
     """Engines on one disk, one after another."""
 
@@ -73,15 +84,17 @@ def test_two_ranks_find_their_entries_again_and_one_rank_finds_none(model, tmp_p
     assert [cached for cached, *_ in before["local"]] == whole(LENGTHS)
 
     after = run(2, [*LENGTHS, MORE])
-    assert after["first"][:-1] == before["local"]
+    assert [cached for cached, *_ in after["first"][:-1]] == restored(LENGTHS)
+    assert said(after["first"][:-1]) == said(before["local"])
     assert after["first"][-1][0] == 0
-    assert after["metrics"]["hit_tokens:disk"] == sum(whole(LENGTHS))
+    assert after["metrics"]["hit_tokens:disk"] == sum(restored(LENGTHS))
     assert after["metrics"]["disk_entries:read"] > 0
 
     # The engine before was ended in order.
     again = run(2, [MORE, *LENGTHS])
-    assert again["first"] == [after["local"][-1], *before["local"]]
-    assert again["metrics"]["hit_tokens:disk"] == sum(whole([MORE, *LENGTHS]))
+    assert [cached for cached, *_ in again["first"]] == restored([MORE, *LENGTHS])
+    assert said(again["first"]) == said([after["local"][-1], *before["local"]])
+    assert again["metrics"]["hit_tokens:disk"] == sum(restored([MORE, *LENGTHS]))
 
     alone = run(1, [*LENGTHS, MORE])
     assert [cached for cached, *_ in alone["first"]] == [0] * (len(LENGTHS) + 1)
