@@ -5,11 +5,11 @@ use crate::support;
 
 use std::io::ErrorKind;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use door::{BadDoor, Fault};
 use hybrid_pages_disk::DiskFailure;
-use support::{Engine, LIMIT, Setup, geometry};
+use support::{Engine, LIMIT, Setup, geometry, wait};
 
 fn with_door(path: &std::path::Path) -> (Setup, BadDoor) {
     let door = BadDoor::default();
@@ -27,15 +27,6 @@ fn stocked(setup: &Setup) -> Engine {
     engine.keep("xyz");
     drop(engine);
     setup.engine()
-}
-
-#[track_caller]
-fn wait(what: &str, mut until: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !until() {
-        assert!(begun.elapsed() < LIMIT, "waited for {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 #[test]
@@ -238,10 +229,7 @@ fn a_hang_costs_the_deadline_once_and_the_disk_comes_back() {
         .map(|slot| engine.arena.read(hybrid_pages::ids::SlotId(slot)).unwrap())
         .collect();
     door.mend();
-    wait("the end of the outage", || {
-        engine.cache.poll();
-        !engine.stats().out
-    });
+    engine.wait_until(false);
     let after: Vec<_> = (0..40)
         .map(|slot| engine.arena.read(hybrid_pages::ids::SlotId(slot)).unwrap())
         .collect();
@@ -263,10 +251,7 @@ fn a_directory_that_is_removed_while_in_use_is_an_outage() {
     engine.settle();
     std::fs::remove_dir_all(&setup.options.path).unwrap();
     engine.store("def");
-    wait("an outage", || {
-        engine.cache.poll();
-        engine.stats().out
-    });
+    engine.wait_until(true);
     let notes = engine.below.take_notes().join("\n");
     assert!(notes.contains("removed or moved while in use"), "{notes}");
     engine.store("xyz");
@@ -291,15 +276,9 @@ fn a_directory_that_is_moved_away_and_back_goes_on() {
     let away = place.path().join("away");
     std::fs::rename(&setup.options.path, &away).unwrap();
     engine.store("def");
-    wait("an outage", || {
-        engine.cache.poll();
-        engine.stats().out
-    });
+    engine.wait_until(true);
     std::fs::rename(&away, &setup.options.path).unwrap();
-    wait("the end of the outage", || {
-        engine.cache.poll();
-        !engine.stats().out
-    });
+    engine.wait_until(false);
     engine.keep("xyz");
     engine.settle();
     let stats = engine.stats();
@@ -318,10 +297,7 @@ fn an_outage_costs_no_entries() {
     assert_eq!(engine.restore("abc"), 0);
     assert!(engine.tier().failed_reads > 0);
     door.mend();
-    wait("the end of the outage", || {
-        engine.cache.poll();
-        !engine.stats().out
-    });
+    engine.wait_until(false);
     engine.audit();
     assert_eq!(engine.stats().entries, entries);
     assert_eq!(["abc", "xyz"].map(|prompt| engine.restore(prompt)), [3, 3]);

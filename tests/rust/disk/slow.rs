@@ -6,13 +6,13 @@ use crate::support;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use door::{BadDoor, Fault};
 use hybrid_pages::geometry::{Dtype, Geometry, Group, Layer, Segment};
 use hybrid_pages::ids::ClassKind;
 use hybrid_pages_disk::DiskFailure;
-use support::{Engine, LIMIT, Setup, geometry};
+use support::{Engine, Setup, geometry, wait};
 
 fn with_door(path: &std::path::Path) -> (Setup, BadDoor) {
     let door = BadDoor::default();
@@ -22,21 +22,9 @@ fn with_door(path: &std::path::Path) -> (Setup, BadDoor) {
     (setup, door)
 }
 
-#[track_caller]
-fn wait(what: &str, mut until: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !until() {
-        assert!(begun.elapsed() < LIMIT, "waited for {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 fn back(engine: &Engine, door: &BadDoor) {
     door.mend();
-    wait("the end of the outage", || {
-        engine.cache.poll();
-        !engine.stats().out
-    });
+    engine.wait_until(false);
 }
 
 /// Pages of so many pieces.

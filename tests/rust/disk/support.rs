@@ -8,6 +8,7 @@ mod restarts;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use arena_engine::cache_config;
 pub use arena_engine::{IDENTITY, LIMIT, cache_support, geometry};
@@ -26,6 +27,29 @@ pub type Engine = arena_engine::Engine<Watched>;
 impl Engine {
     pub fn stats(&self) -> DiskStats {
         self.below.stats()
+    }
+
+    /// Waits until the disk is out, or is so no longer.
+    #[track_caller]
+    pub fn wait_until(&self, out: bool) {
+        let what = if out {
+            "an outage"
+        } else {
+            "the end of the outage"
+        };
+        wait(what, || {
+            self.cache.poll();
+            self.stats().out == out
+        });
+    }
+}
+
+#[track_caller]
+pub fn wait(what: &str, mut until: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !until() {
+        assert!(begun.elapsed() < LIMIT, "waited for {what}");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
